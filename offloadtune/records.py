@@ -1,0 +1,476 @@
+"""Every noun of the program, as frozen records with their units in their names.
+
+Floor 0: standard library only. Raw values are integers as measured (`_ns`, `_bytes`); derived ones are SI floats.
+`None` means "not known" in what the machine tells (a `Note` says why) and "the engine decides" in `Settings`.
+Values of the enums are stored in journals: they may be added to, never renamed or removed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+# --- what the user wants -------------------------------------------------------------------------------------------
+
+
+class Goal(StrEnum):
+    """What "best" means.
+
+    `turn`: time to first token plus n_gen tokens; `ttft`: time to first token; `decode`: tokens per second;
+    `throughput`: tokens read and written per second of a turn; `context`: the largest n_ctx, then turn.
+    """
+
+    TURN = "turn"
+    TTFT = "ttft"
+    DECODE = "decode"
+    THROUGHPUT = "throughput"
+    CONTEXT = "context"
+
+
+class Target(StrEnum):
+    """The front end whose settings are measured; it fixes what the user cannot set there."""
+
+    LLAMA_CPP_PYTHON = "llama_cpp_python"
+    LLAMA_SERVER = "llama_server"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One turn: `n_prefix_cached` tokens already in the cache, `n_prompt_new` to read, `n_gen` to write."""
+
+    name: str
+    n_prefix_cached: int
+    n_prompt_new: int
+    n_gen: int
+    n_parallel: int = 1
+
+    def __post_init__(self) -> None:
+        if self.n_prefix_cached < 0 or self.n_prompt_new < 1 or self.n_gen < 1 or self.n_parallel < 1:
+            message = "a workload needs at least 1 new prompt token, 1 generated token and 1 sequence"
+            raise ValueError(message)
+
+    @property
+    def n_ctx_needed(self) -> int:
+        """Cells the turn fills in the cache, all sequences together."""
+        return (self.n_prefix_cached + self.n_prompt_new + self.n_gen) * self.n_parallel
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload(name="chat", n_prefix_cached=2048, n_prompt_new=256, n_gen=256),
+        Workload(name="rag", n_prefix_cached=0, n_prompt_new=4096, n_gen=256),
+        Workload(name="code", n_prefix_cached=6144, n_prompt_new=512, n_gen=128),
+        Workload(name="long", n_prefix_cached=0, n_prompt_new=16384, n_gen=512),
+    )
+}
+
+# --- the machine ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Why something is not known: `subject` is the field, `reason` a full sentence."""
+
+    subject: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpu:
+    """The processor; counts are what this process may use (affinity and cgroup quota honoured)."""
+
+    brand: str | None
+    arch: str
+    n_physical_cores: int | None
+    n_logical_cores: int
+    flags: tuple[str, ...]
+    l3_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ram:
+    """Main memory; `total_bytes` and `available_bytes` honour a cgroup limit. `read_bytes_per_s` is measured."""
+
+    total_bytes: int
+    available_bytes: int
+    kind: str | None
+    configured_mt_per_s: int | None
+    n_modules: int | None
+    read_bytes_per_s: float | None
+    n_threads_read: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlGpu:
+    """One NVIDIA card as its driver describes it."""
+
+    index: int
+    name: str
+    uuid: str | None
+    pci_bus_id: str | None
+    total_bytes: int | None
+    free_bytes: int | None
+    driver: str | None
+    compute_capability: str | None
+    pcie_generation: int | None
+    n_pcie_lanes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One compute device of llama.cpp's own list; `kind` is gpu, igpu, accel or cpu."""
+
+    name: str
+    description: str
+    kind: str
+    total_bytes: int
+    free_bytes: int
+    device_id: str | None = None
+
+    @property
+    def is_offload_target(self) -> bool:
+        return self.kind in {"gpu", "igpu"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The computer without the engine's view of it."""
+
+    os: str
+    cpu: Cpu
+    ram: Ram
+    nvml_gpus: tuple[NvmlGpu, ...] | None
+    notes: tuple[Note, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The computer and the devices the engine can use on it. `devices` is None when no engine was asked."""
+
+    host: Host
+    devices: tuple[Device, ...] | None
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def machine_id(self) -> str:
+        """Name of the folder of this machine's profiles: stable facts only, no free memory, no measured speed."""
+        host = self.host
+        gpus = tuple(
+            (device.name, device.description, device.total_bytes // 2**20)
+            for device in self.devices or ()
+            if device.is_offload_target
+        )
+        facts = (
+            host.os.split()[0],
+            host.cpu.brand,
+            host.cpu.n_logical_cores,
+            round(host.ram.total_bytes / 2**30),
+            gpus,
+        )
+        label = gpus[0][1] if gpus else host.cpu.brand or host.cpu.arch
+        slug = "-".join("".join(c if c.isalnum() else " " for c in label.lower()).split())[:40]
+        return f"{slug}-{_digest(facts)[:8]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineBuild:
+    """The llama.cpp that runs the trials. `build_id` changes with its binary files."""
+
+    version: str
+    build_id: str
+    system_info: str
+    library_dir: str
+
+
+# --- the file ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFacts:
+    """One tensor of the table; `offset` counts from the start of its shard's data section."""
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    n_bytes: int
+    offset: int
+    i_shard: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufFacts:
+    """What the header says; no weight is read. Byte sums are of tensor data, without alignment padding.
+
+    `layer_bytes[i]` holds every tensor of block i, `expert_bytes[i]` the part of it that belongs to routed experts.
+    Per-layer counts have one entry a block. `gguf_id` identifies the content: size, header and 64 spread samples.
+    """
+
+    path: Path
+    shard_paths: tuple[Path, ...]
+    gguf_id: str
+    file_bytes: int
+    version: int
+    arch: str
+    name: str | None
+    quantisation: str
+    n_params: int
+    n_layer: int
+    n_layer_nextn: int
+    n_embd: int
+    n_vocab: int
+    n_ctx_train: int
+    n_head: tuple[int, ...]
+    n_head_kv: tuple[int, ...]
+    n_embd_head_k: int
+    n_embd_head_v: int
+    n_swa: int
+    is_swa: tuple[bool, ...]
+    n_expert: int
+    n_expert_used: int
+    is_tied: bool
+    layer_bytes: tuple[int, ...]
+    expert_bytes: tuple[int, ...]
+    embedding_bytes: int
+    output_bytes: int
+    other_bytes: int
+    type_bytes: tuple[tuple[str, int], ...]
+    tensors: tuple[TensorFacts, ...]
+    key_values: tuple[tuple[str, Any], ...]
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(self.layer_bytes) + self.embedding_bytes + self.output_bytes + self.other_bytes
+
+
+# --- what is tried -------------------------------------------------------------------------------------------------
+
+PLACEMENT_FIELDS = ("devices", "n_gpu_layers", "load_mode", "use_extra_bufts")
+"""Fields of `Settings` that need a new load; all others need only a new context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Fields of llama_model_params and llama_context_params, spelled as there, enums as strings.
+
+    `devices`: None for all of the engine's, () for the CPU alone. `n_gpu_layers` counts the output layer too,
+    as llama.cpp does: n_layer + 1 is everything.
+    """
+
+    devices: tuple[str, ...] | None = None
+    n_gpu_layers: int = 0
+    load_mode: str = "mmap"
+    use_extra_bufts: bool = True
+    n_ctx: int = 512
+    n_batch: int = 512
+    n_ubatch: int = 512
+    n_seq_max: int = 1
+    n_outputs_max: int = 0
+    n_threads: int = 1
+    n_threads_batch: int = 1
+    flash_attn_type: str = "disabled"
+    type_k: str = "f16"
+    type_v: str = "f16"
+    offload_kqv: bool = True
+    op_offload: bool = True
+    swa_full: bool = True
+    kv_unified: bool = False
+
+    @property
+    def placement(self) -> tuple[Any, ...]:
+        """What a loaded file depends on; equal placements share a load."""
+        return tuple(getattr(self, name) for name in PLACEMENT_FIELDS)
+
+    @property
+    def settings_id(self) -> str:
+        return _digest(dataclasses.asdict(self))[:12]
+
+    def replace(self, **changes: Any) -> Settings:
+        return dataclasses.replace(self, **changes)
+
+
+class Outcome(StrEnum):
+    """How a trial ended."""
+
+    OK = "ok"
+    OUT_OF_MEMORY_DEVICE = "out_of_memory_device"
+    OUT_OF_MEMORY_HOST = "out_of_memory_host"
+    LOAD_FAILED = "load_failed"
+    UNSUPPORTED = "unsupported"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        return self in {Outcome.OUT_OF_MEMORY_DEVICE, Outcome.OUT_OF_MEMORY_HOST}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One question to the engine: these settings, as this target would run them. `why` is a few words."""
+
+    settings: Settings
+    target: Target
+    why: str
+
+    @property
+    def trial_id(self) -> str:
+        return f"{self.target.value}-{self.settings.settings_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """One timed passage of the workload through a context. Times are raw; a warm-up is kept and marked.
+
+    `prefill_ns` reads `n_prompt_new` tokens after `n_prefix_cached` restored ones; each entry of `step_ns` is one
+    decode with its synchronisation, of `sample_ns` the sampling after it. The first decode stands apart.
+    `i_load` tells which load of the file it ran in: figures scatter more between loads than within one.
+    """
+
+    is_warmup: bool
+    i_load: int
+    n_prefix_cached: int
+    n_prompt_new: int
+    tokenize_ns: int
+    prefill_ns: int
+    first_sample_ns: int
+    first_decode_ns: int
+    step_ns: tuple[int, ...]
+    sample_ns: tuple[int, ...]
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds from text to first token: tokenise, prefill, sample."""
+        return (self.tokenize_ns + self.prefill_ns + self.first_sample_ns) / 1e9
+
+    @property
+    def token_s(self) -> float:
+        """Seconds per generated token: mean of decode plus sampling, first decode apart."""
+        return (sum(self.step_ns) + sum(self.sample_ns)) / len(self.step_ns) / 1e9
+
+    @property
+    def prefill_tok_per_s(self) -> float:
+        return self.n_prompt_new / (self.prefill_ns / 1e9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Bytes one buffer type holds, as the engine reports them. `device` is llama.cpp's name of its device."""
+
+    device: str
+    is_host: bool
+    weights_bytes: int
+    kv_cache_bytes: int
+    compute_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_cache_bytes + self.compute_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the dead or refusing worker left behind."""
+
+    phase: str
+    signal: str | None = None
+    exit_code: int | None = None
+    abort_text: str | None = None
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """What one trial showed. `reason` is a sentence when the outcome is not ok.
+
+    `device_peak_bytes` is the fall of each device's free memory up to the end of the feasibility run;
+    `effective` holds the values the engine really used, where they differ from those asked.
+    """
+
+    trial: Trial
+    outcome: Outcome
+    reason: str
+    visits: tuple[Visit, ...] = ()
+    memory: tuple[MemoryUse, ...] = ()
+    device_peak_bytes: tuple[tuple[str, int], ...] = ()
+    host_peak_rss_bytes: int | None = None
+    load_ns: int | None = None
+    effective: tuple[tuple[str, Any], ...] = ()
+    evidence: Evidence | None = None
+    started_at: str = ""
+    duration_s: float = 0.0
+
+
+# --- what comes out ------------------------------------------------------------------------------------------------
+
+
+class Basis(StrEnum):
+    """Where a figure comes from."""
+
+    MEASURED = "measured"
+    CALIBRATED = "calibrated"
+    CATALOGUE = "catalogue"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A figure with its interval. `coverage_frac` is the chance that the interval holds the true median."""
+
+    p50: float
+    low: float
+    high: float
+    n_samples: int
+    coverage_frac: float
+    basis: Basis = Basis.MEASURED
+
+
+class Verdict(StrEnum):
+    """A comparison that respects the noise."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    SAME = "same"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """`against` took `ratio` times as long for the goal as the recommended settings; above 1 is a win."""
+
+    against: str
+    ratio: Estimate
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a trial's visits say about the workload."""
+
+    ttft_s: Estimate
+    decode_tok_per_s: Estimate
+    prefill_tok_per_s: Estimate
+    turn_s: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The answer: settings that were measured, what they reached, and why they were chosen."""
+
+    goal: Goal
+    workload: Workload
+    trial: Trial
+    figures: Figures
+    peak_bytes: tuple[tuple[str, int], ...]
+    host_peak_rss_bytes: int | None
+    versus: tuple[Comparison, ...]
+    reasons: tuple[str, ...]
+    evidence_trial_ids: tuple[str, ...]
+
+
+def _digest(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,119 @@
+"""Quantities as text and back: the only place where "GiB", "tok/s" or "ms" is written.
+
+Floor 0: standard library only. Inside the program quantities are plain numbers whose names carry the unit.
+"""
+
+from __future__ import annotations
+
+import re
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+
+_BYTE_UNITS = {
+    "": 1,
+    "b": 1,
+    "k": KIB,
+    "kib": KIB,
+    "m": MIB,
+    "mib": MIB,
+    "g": GIB,
+    "gib": GIB,
+    "t": 1024**4,
+    "tib": 1024**4,
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+    "tb": 1000**4,
+}
+_SECOND_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*\Z")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes named by `text`: "24GiB", "8G" (binary), "500MB" (decimal), "1048576".
+
+    Raises ValueError, with the accepted forms, for anything else.
+    """
+    match = _QUANTITY.match(text)
+    scale = _BYTE_UNITS.get(match[2].lower()) if match else None
+    if match is None or scale is None:
+        message = f"{text!r} is not an amount of memory; write it like 24GiB, 8G or 500MB"
+        raise ValueError(message)
+    return round(float(match[1]) * scale)
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds named by `text`: "120s", "2m", "1.5h", "250ms", "90". Parts add up: "1m30s".
+
+    Raises ValueError, with the accepted forms, for anything else.
+    """
+    parts = re.findall(r"\d+(?:\.\d+)?\s*[a-zA-Z]*", text)
+    if not parts or "".join(parts).replace(" ", "") != text.replace(" ", ""):
+        message = f"{text!r} is not a length of time; write it like 90s, 2m or 1h"
+        raise ValueError(message)
+    total = 0.0
+    for part in parts:
+        match = _QUANTITY.match(part)
+        scale = _SECOND_UNITS.get(match[2].lower()) if match else None
+        if match is None or scale is None:
+            message = f"{text!r} is not a length of time; write it like 90s, 2m or 1h"
+            raise ValueError(message)
+        total += float(match[1]) * scale
+    return total
+
+
+def format_bytes(n_bytes: float) -> str:
+    """`n_bytes` to three significant digits in binary units: "0 B", "812 KiB", "1.50 GiB"."""
+    size = float(n_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1000:  # three digits at most, so 1000 KiB reads as 0.98 MiB
+            return f"{size:.0f} B" if unit == "B" else f"{_three_digits(size)} {unit}"
+        size /= 1024
+    return f"{_three_digits(size)} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """`seconds` to three significant digits: "850 µs", "12.3 ms", "4.20 s", "2 min 05 s", "1 h 02 min"."""
+    if seconds < 0:
+        return f"-{format_seconds(-seconds)}"
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 0.9995:
+        return f"{_three_digits(seconds * 1e3)} ms"
+    if seconds < 99.95:
+        return f"{_three_digits(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def format_tok_per_s(tok_per_s: float) -> str:
+    """`tok_per_s` to three significant digits: "143 tok/s", "7.21 tok/s"."""
+    return f"{_three_digits(tok_per_s)} tok/s"
+
+
+def format_bytes_per_s(bytes_per_s: float) -> str:
+    """`bytes_per_s` in decimal gigabytes, as vendors and memory benchmarks print it: "51.2 GB/s"."""
+    return f"{_three_digits(bytes_per_s / 1e9)} GB/s"
+
+
+def format_ratio(ratio: float) -> str:
+    """`ratio` as a factor: "1.52x"."""
+    return f"{ratio:.2f}x"
+
+
+def format_count(count: int, noun: str) -> str:
+    """`count` with its noun in the right number: "1 trial", "12 trials"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _three_digits(value: float) -> str:
+    magnitude = abs(value)
+    if magnitude >= 99.95:
+        return f"{value:.0f}"
+    if magnitude >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}"
