@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import statistics
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -193,7 +194,10 @@ class EngineBuild:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFacts:
-    """One tensor of the table; `offset` counts from the start of its shard's data section."""
+    """One tensor of the table.
+
+    `shape` is in ggml's order, the contiguous dimension first; `offset` counts from its shard's data section.
+    """
 
     name: str
     type_name: str
@@ -208,7 +212,8 @@ class GgufFacts:
     """What the header says; no weight is read. Byte sums are of tensor data, without alignment padding.
 
     `layer_bytes[i]` holds every tensor of block i, `expert_bytes[i]` the part of it that belongs to routed experts.
-    Per-layer counts have one entry a block. `gguf_id` identifies the content: size, header and 64 spread samples.
+    Per-layer counts have one entry a block; `n_layer` counts the `n_layer_nextn` blocks of multi-token prediction too.
+    `gguf_id` identifies the content: size, headers and 64 samples spread over all shards. `path` is the first shard.
     """
 
     path: Path
@@ -287,6 +292,11 @@ class Settings:
         return tuple(getattr(self, name) for name in PLACEMENT_FIELDS)
 
     @property
+    def offloads(self) -> bool:
+        """Whether any layer is meant for a device besides the CPU."""
+        return self.n_gpu_layers != 0 and self.devices != ()
+
+    @property
     def settings_id(self) -> str:
         return _digest(dataclasses.asdict(self))[:12]
 
@@ -351,8 +361,12 @@ class Visit:
 
     @property
     def token_s(self) -> float:
-        """Seconds per generated token: mean of decode plus sampling, first decode apart."""
-        return (sum(self.step_ns) + sum(self.sample_ns)) / len(self.step_ns) / 1e9
+        """Seconds per generated token: median decode plus median sampling, first decode apart."""
+        return (statistics.median(self.step_ns) + statistics.median(self.sample_ns)) / 1e9
+
+    def turn_s(self, n_gen: int) -> float:
+        """Seconds from text to the last of `n_gen` tokens; the first comes with the prefill."""
+        return self.ttft_s + (n_gen - 1) * self.token_s
 
     @property
     def prefill_tok_per_s(self) -> float:

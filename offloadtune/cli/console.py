@@ -1,0 +1,24 @@
+"""Where output goes: results to stdout, progress to stderr; `--json` makes stdout one JSON object."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def show(view: RenderableType) -> None:
+    """Print `view` to stdout, unbroken where it is not a terminal: paths and commands must stay whole."""
+    from rich.console import Console  # noqa: PLC0415 - rich is slow to import
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=1 << 16)
+    console.print(view, soft_wrap=True)
+
+
+def show_json(value: dict[str, Any]) -> None:
+    """Print one JSON object to stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))  # noqa: T201 - this is stdout's place

@@ -1,0 +1,97 @@
+"""Options' texts to values, each with a sentence for what cannot be meant."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from offloadtune.errors import UsageError
+from offloadtune.records import WORKLOADS, Settings, Workload
+from offloadtune.units import parse_bytes, parse_seconds
+
+Value = TypeVar("Value")
+
+_WORKLOAD_FORMS = (
+    f"{', '.join(WORKLOADS)}, four numbers like 2048/256/256/1 (cached/new/generated/sequences), or a TOML file"
+)
+_ENUMS = {
+    "flash_attn_type": ("auto", "disabled", "enabled"),
+    "load_mode": ("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"),
+}
+_NOT_FIXABLE = {"devices", "n_ctx", "type_k", "type_v", "n_seq_max"}
+
+
+def seconds(option: str, text: str) -> float:
+    return _parsed(option, text, parse_seconds)
+
+
+def bytes_of(option: str, text: str) -> int:
+    return _parsed(option, text, parse_bytes)
+
+
+def workload(text: str) -> Workload:
+    """A named workload, four numbers, or a TOML file with the four numbers by name. Raises UsageError."""
+    if text in WORKLOADS:
+        return WORKLOADS[text]
+    names = [field.name for field in dataclasses.fields(Workload) if field.name != "name"]
+    try:
+        if Path(text).is_file():
+            values = tomllib.loads(Path(text).read_text(encoding="utf-8"))
+            return Workload(
+                name=Path(text).stem, **{name: int(value) for name, value in values.items() if name != "name"}
+            )
+        numbers = [int(part) for part in text.split("/")]
+        return Workload(name=text, **dict(zip(names, numbers, strict=True)))
+    except (ValueError, TypeError, OSError) as error:
+        detail = f" ({error})" if "workload needs" in str(error) or Path(text).is_file() else ""
+        raise UsageError(f"--workload {text!r} is not a workload{detail}.", hint=f"use {_WORKLOAD_FORMS}") from None
+
+
+def fixed_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Settings named by `--set NAME=VALUE`, as values of their fields. Raises UsageError."""
+    return dict(_fixed_setting(text) for text in texts)
+
+
+def choice(option: str, text: str, values: Sequence[str]) -> str:
+    """`text` if it is one of `values`. Raises UsageError with the nearest."""
+    if text in values:
+        return text
+    raise UsageError(f"{option} {text!r} is not known.", hint=f"use {_nearest(text, values)}")
+
+
+def _fixed_setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    defaults = {field.name: field.default for field in dataclasses.fields(Settings) if field.name not in _NOT_FIXABLE}
+    if not equals or name not in defaults:
+        raise UsageError(
+            f"--set {text!r} names no setting.", hint=f"use {_nearest(name, sorted(defaults))}, as NAME=VALUE"
+        )
+    default = defaults[name]
+    if name in _ENUMS:
+        return name, choice(f"--set {name}", value, _ENUMS[name])
+    if isinstance(default, bool):
+        return name, choice(f"--set {name}", value.lower(), ("true", "false")) == "true"
+    if not value.isdigit():
+        raise UsageError(f"--set {text!r} needs a whole number.", hint=f"write it like --set {name}=4")
+    return name, int(value)
+
+
+def _nearest(text: str, values: Sequence[str]) -> str:
+    near = difflib.get_close_matches(text, values, n=1, cutoff=0.6)
+    return f"{near[0]} (or one of {', '.join(values)})" if near else f"one of {', '.join(values)}"
+
+
+def _parsed(option: str, text: str, parse: Callable[[str], Value]) -> Value:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}.", hint=f"run offloadtune {_command()} --help") from None
+
+
+def _command() -> str:
+    return next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")

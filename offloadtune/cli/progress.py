@@ -1,0 +1,73 @@
+"""Live progress on stderr: a moving line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.status import Status
+
+from offloadtune.records import Outcome, Recommendation
+from offloadtune.sweeps import Event, Listener, RoundFinished, Said, TrialFinished, TrialStarted
+from offloadtune.units import format_seconds, format_tok_per_s
+
+
+@contextlib.contextmanager
+def listener() -> Iterator[Listener]:
+    """A listener that shows events while the block runs."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        yield lambda event: _print(console, event)
+        return
+    with console.status("starting the engine") as status:
+        yield lambda event: _show(console, status, event)
+
+
+def _show(console: Console, status: Status, event: Event) -> None:
+    _print(console, event)
+    if isinstance(event, TrialStarted):
+        status.update(
+            f"trial {event.n_done + 1}: {event.trial.why}  [{format_seconds(event.elapsed_s)} gone, "
+            f"at most {format_seconds(max(0.0, event.remaining_s))} to go]"
+        )
+    elif isinstance(event, TrialFinished | RoundFinished):
+        status.update("comparing the best side by side")
+
+
+def _print(console: Console, event: Event) -> None:
+    line = _line(event)
+    if line:
+        console.print(line, markup=False)
+
+
+def _line(event: Event) -> str:
+    if isinstance(event, Said):
+        return event.text
+    if isinstance(event, TrialFinished):
+        return f"{event.result.trial.why}: {_result_words(event)}{_best_words(event.best)}"
+    if isinstance(event, RoundFinished):
+        left = format_seconds(max(0.0, event.remaining_s))
+        return (
+            f"round {event.n_rounds} of {event.n_finalists} side by side, at most {left} to go{_best_words(event.best)}"
+        )
+    return ""
+
+
+def _result_words(event: TrialFinished) -> str:
+    result = event.result
+    if result.outcome is not Outcome.OK:
+        return f"{result.outcome.value.replace('_', ' ')} - {result.reason}"
+    visit = result.visits[-1]
+    return (
+        f"first token {format_seconds(visit.ttft_s)}, reads {format_tok_per_s(visit.prefill_tok_per_s)}, "
+        f"writes {format_tok_per_s(1 / visit.token_s)}"
+    )
+
+
+def _best_words(best: Recommendation | None) -> str:
+    if best is None:
+        return ""
+    settings = best.trial.settings
+    turn = format_seconds(best.figures.turn_s.p50)
+    return f"  (best so far: {turn} a turn, {settings.n_gpu_layers} layers on the device)"

@@ -1,0 +1,23 @@
+"""The engine: trials in a child process, because what is tried may crash, hang or be killed.
+
+`Runner` runs trials and keeps one placement loaded; `WorkerProcess` owns the child; `classify` reads its remains;
+`find_saving_knobs` looks for what keeps a broken build alive. Rejected: a process for every trial (a load each),
+a process for the whole sweep (the first crash ends it), threads (an abort takes us down).
+"""
+
+from offloadtune.engine.classify import classify
+from offloadtune.engine.process import WORKER_COMMAND, WorkerDiedError, WorkerProcess, WorkerRefusedError
+from offloadtune.engine.runner import Runner, VisitPlan
+from offloadtune.engine.selftest import SelfTest, self_test
+
+__all__ = [
+    "WORKER_COMMAND",
+    "Runner",
+    "SelfTest",
+    "VisitPlan",
+    "WorkerDiedError",
+    "WorkerProcess",
+    "WorkerRefusedError",
+    "classify",
+    "self_test",
+]

@@ -1,0 +1,201 @@
+"""The parent's side of one worker: spawn, ask with a deadline, collect the remains, end it.
+
+Two threads drain the child's stdout and stderr, so that neither pipe can fill and block a crash message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from offloadtune.engine import osdoor
+from offloadtune.errors import EngineError, EngineMissingError
+from offloadtune.records import Evidence
+
+WORKER_COMMAND = (sys.executable, "-m", "offloadtune.engine.worker")
+ENGINE_HINT = (
+    "install it with: CMAKE_ARGS='-DGGML_RPC=ON -DLLAVA_BUILD=OFF' pip install 'offloadtune[engine]' "
+    "(add -DGGML_CUDA=on, -DGGML_VULKAN=on or -DGGML_HIP=on for your card), or run make sweep in a clone"
+)
+_N_LAST_LINES = 200
+_CONNECT_S = 3.0
+_HELLO_S = 60.0
+_LEAVE_S = 5.0
+
+
+class WorkerDiedError(Exception):
+    """The worker ended, or had to be ended, before it answered."""
+
+    def __init__(self, evidence: Evidence, *, timed_out: bool) -> None:
+        super().__init__(evidence.phase)
+        self.evidence = evidence
+        self.timed_out = timed_out
+
+
+class WorkerRefusedError(Exception):
+    """The worker answered that the engine said no; it lives on."""
+
+    def __init__(self, reason: str, evidence: Evidence) -> None:
+        super().__init__(reason)
+        self.evidence = evidence
+
+
+class WorkerProcess:
+    """One child with the engine loaded and its endpoints registered.
+
+    Raises EngineMissingError when llama-cpp-python is not installed, EngineError when it cannot start or an
+    endpoint does not answer.
+    """
+
+    def __init__(self, endpoints: Sequence[str] = (), command: Sequence[str] = WORKER_COMMAND) -> None:
+        for endpoint in endpoints:
+            check_endpoint(endpoint)
+        self._replies: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._lines: deque[str] = deque(maxlen=_N_LAST_LINES)
+        self._abort_text: str | None = None
+        self._n_requests = 0
+        self._process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
+            [*command, *endpoints],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"},
+            **osdoor.own_group_options(),
+        )
+        self._threads = [
+            threading.Thread(target=target, daemon=True) for target in (self._read_replies, self._read_lines)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self.hello = self._greet(endpoints)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, call: str, *, timeout_s: float, **args: Any) -> dict[str, Any]:
+        """The worker's answer to `call`.
+
+        Raises WorkerDiedError when it dies or stays silent for `timeout_s` (then it is ended), WorkerRefusedError
+        when the engine said no.
+        """
+        self._n_requests += 1
+        request = {"id": self._n_requests, "call": call, "args": args}
+        deadline = time.monotonic() + timeout_s
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._died(call, timed_out=False) from None
+        while True:
+            try:
+                reply = self._replies.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                self.end()
+                raise self._died(call, timed_out=True) from None
+            if reply is None:
+                raise self._died(call, timed_out=False)
+            if reply.get("event") == "abort":
+                self._abort_text = reply["text"].strip()
+            elif reply.get("id") == self._n_requests:
+                break
+        if "refused" in reply:
+            raise WorkerRefusedError(reply["reason"], Evidence(phase=reply["refused"], last_lines=tuple(self._lines)))
+        value: dict[str, Any] = reply["value"]
+        return value
+
+    def end(self) -> None:
+        """End the child now, whatever it does."""
+        osdoor.kill_group(self._process)
+        self._process.wait()
+
+    def leave(self) -> None:
+        """Let the child go: closing its stdin ends it; if it does not go, end it."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(_LEAVE_S)
+        except (OSError, subprocess.TimeoutExpired):
+            self.end()
+
+    def _greet(self, endpoints: Sequence[str]) -> dict[str, Any]:
+        try:
+            return self.ask("hello", timeout_s=_HELLO_S)
+        except WorkerDiedError as error:
+            raise _cannot_start(error, endpoints) from None
+
+    def _died(self, phase: str, *, timed_out: bool) -> WorkerDiedError:
+        self._process.wait()
+        for thread in self._threads:
+            thread.join(_LEAVE_S)
+        while not self._replies.empty():  # an abort message may still stand behind
+            reply = self._replies.get()
+            if reply and reply.get("event") == "abort":
+                self._abort_text = reply["text"].strip()
+        code = self._process.returncode
+        evidence = Evidence(
+            phase=phase,
+            signal=osdoor.signal_name(code),
+            exit_code=code,
+            abort_text=self._abort_text,
+            last_lines=tuple(self._lines),
+        )
+        return WorkerDiedError(evidence, timed_out=timed_out)
+
+    def _read_replies(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            try:
+                self._replies.put(json.loads(line))
+            except ValueError:  # half a line of a dying child
+                continue
+        self._replies.put(None)
+
+    def _read_lines(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._lines.append(line.decode("utf-8", "replace").rstrip())
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise EngineError unless somebody listens at `endpoint` (HOST:PORT): the library would abort or hang."""
+    host, _, port = endpoint.rpartition(":")
+    hint = "start llama.cpp's rpc-server there, or leave --rpc out"
+    if not host or not port.isdigit():
+        raise EngineError(f"{endpoint!r} is not an RPC endpoint.", hint="write it as HOST:PORT, like 192.168.1.7:50052")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        reason = (
+            "no answer within 3 s" if isinstance(error, TimeoutError) else (getattr(error, "strerror", None) or error)
+        )
+        raise EngineError(f"Nothing answers at the RPC endpoint {endpoint}: {reason}.", hint=hint) from None
+
+
+def _cannot_start(error: WorkerDiedError, endpoints: Sequence[str]) -> EngineError | EngineMissingError:
+    lines = error.evidence.last_lines
+    if any("No module named 'llama_cpp'" in line for line in lines):
+        return EngineMissingError("The engine, llama-cpp-python, is not installed in this Python.", hint=ENGINE_HINT)
+    if error.timed_out and endpoints:
+        return EngineError(
+            f"The RPC endpoint {', '.join(endpoints)} took the connection but does not answer.",
+            hint="another client may be using it (it serves one at a time): stop that one and try again",
+        )
+    cause = error.evidence.abort_text or error.evidence.signal or (lines[-1] if lines else "no message")
+    return EngineError(
+        f"The engine's process could not start: {cause}", hint="run offloadtune probe to see what the engine says"
+    )

@@ -1,0 +1,244 @@
+"""Run trials: load what is not loaded, open, prove it feasible, visit, and tell what happened.
+
+One placement is loaded at a time, so that the feasibility run (the canary) sees the card as the user's program will.
+Decides nothing: which trial is next, and whether a result is good, is asked and answered elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import TypeAdapter
+
+from offloadtune.engine.classify import classify
+from offloadtune.engine.process import WORKER_COMMAND, WorkerDiedError, WorkerProcess, WorkerRefusedError
+from offloadtune.errors import EngineError
+from offloadtune.records import (
+    Device,
+    EngineBuild,
+    Evidence,
+    MemoryUse,
+    Outcome,
+    Settings,
+    Trial,
+    TrialResult,
+    Visit,
+    Workload,
+)
+
+_N_TINY_CTX = 512
+_DRAIN_S = 5.0
+_DRAIN_TOLERANCE_BYTES = 32 << 20
+_N_WARMUP_STEPS = 2
+_N_WARMUP_PROMPT = 64
+_DEVICES = TypeAdapter(tuple[Device, ...])
+_MEMORY = TypeAdapter(tuple[MemoryUse, ...])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisitPlan:
+    """How a trial is measured: the workload, generated tokens timed a visit, visits after the warm-up."""
+
+    workload: Workload
+    n_steps: int
+    n_visits: int
+
+
+class Runner:
+    """Trials of one file on one set of devices. A context manager: leaving it leaves no process behind."""
+
+    def __init__(self, path: Path, endpoints: Sequence[str] = (), command: Sequence[str] = WORKER_COMMAND) -> None:
+        self._path = path
+        self._endpoints = tuple(endpoints)
+        self._command = tuple(command)
+        self._worker: WorkerProcess | None = None
+        self._placement: tuple[Any, ...] | None = None
+        self._loaded: int | None = None
+        self._load_ns: int | None = None
+        self._drained_bytes: dict[str, int] = {}
+        self.n_model_loads = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker; what it held is free when this returns."""
+        if self._worker is not None:
+            self._worker.leave()
+            self._forget()
+
+    def kill(self) -> None:
+        """End the worker at once, in the middle of whatever it does."""
+        if self._worker is not None:
+            self._worker.end()
+            self._forget()
+
+    def describe(self) -> tuple[EngineBuild, tuple[Device, ...]]:
+        """The engine and the devices it lists. Raises EngineMissingError, EngineError."""
+        hello = self._living().hello
+        return EngineBuild(**hello["build"]), _DEVICES.validate_python(hello["devices"])
+
+    def free_bytes(self) -> dict[str, int]:
+        """Free memory of each device now, without anything of ours on it."""
+        self._unload()
+        return {device.name: device.free_bytes for device in self._devices()}
+
+    def try_tiny(self, settings: Settings, *, timeout_s: float) -> tuple[Outcome, str]:
+        """Outcome of a turn of a few tokens in a small context; leaves the placement loaded when it lives."""
+        deadline = time.monotonic() + timeout_s
+        small = settings.replace(
+            n_ctx=_N_TINY_CTX, n_batch=min(settings.n_batch, _N_TINY_CTX), n_ubatch=min(settings.n_ubatch, _N_TINY_CTX)
+        )
+        try:
+            self._place(small, deadline)
+            with self._opened(small, deadline) as opened:
+                self._ask("tiny", deadline, context=opened["handle"])
+        except (WorkerDiedError, WorkerRefusedError) as error:
+            outcome, reason, _ = self._failed(error, settings)
+            return outcome, reason
+        return Outcome.OK, ""
+
+    def run(self, trial: Trial, plan: VisitPlan, *, timeout_s: float) -> TrialResult:
+        """Everything one trial shows. Never raises for what the trial does; see `Outcome`."""
+        started_at, start_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+        deadline = start_s + timeout_s
+        seen: dict[str, Any] = {}
+        outcome, reason, evidence = Outcome.OK, "", None
+        try:
+            self._run_into(seen, trial.settings, plan, deadline)
+        except (WorkerDiedError, WorkerRefusedError) as error:
+            outcome, reason, evidence = self._failed(error, trial.settings)
+        return TrialResult(
+            trial=trial,
+            outcome=outcome,
+            reason=reason,
+            evidence=evidence,
+            started_at=started_at,
+            duration_s=round(time.monotonic() - start_s, 3),
+            **seen,
+        )
+
+    def revisit(self, trial: Trial, plan: VisitPlan, *, timeout_s: float) -> tuple[Visit, ...] | TrialResult:
+        """More visits of a trial that was feasible; a TrialResult when it fails this time."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._place(trial.settings, deadline)
+            with self._opened(trial.settings, deadline) as opened:
+                return self._visits(opened["handle"], plan, deadline)
+        except (WorkerDiedError, WorkerRefusedError) as error:
+            outcome, reason, evidence = self._failed(error, trial.settings)
+            return TrialResult(trial=trial, outcome=outcome, reason=reason, evidence=evidence)
+
+    def _run_into(self, seen: dict[str, Any], settings: Settings, plan: VisitPlan, deadline: float) -> None:
+        """Fill `seen` with fields of TrialResult as they become known, so that a failure keeps what came before."""
+        self._place(settings, deadline)
+        seen["load_ns"] = self._load_ns
+        with self._opened(settings, deadline) as opened:
+            seen["memory"] = _MEMORY.validate_python(opened["memory"])
+            asked = dataclasses.asdict(settings)
+            seen["effective"] = tuple(
+                (name, value) for name, value in opened["effective"].items() if asked[name] != value
+            )
+            canary = self._ask("canary", deadline, context=opened["handle"])
+            seen["host_peak_rss_bytes"] = canary["host_peak_rss_bytes"]
+            seen["device_peak_bytes"] = tuple(
+                (name, max(0, self._drained_bytes[name] - free_bytes))
+                for name, free_bytes in canary["min_free_bytes"].items()
+                if name in self._drained_bytes
+            )
+            seen["visits"] = self._visits(opened["handle"], plan, deadline)
+
+    def _visits(self, context: int, plan: VisitPlan, deadline: float) -> tuple[Visit, ...]:
+        """A short warm-up, kept and marked, then the visits that count."""
+        workload = plan.workload
+        n_warmup = min(workload.n_prompt_new, _N_WARMUP_PROMPT)
+        visits = [self._visit(context, deadline, is_warmup=True, n_prefix=0, n_new=n_warmup, n_steps=_N_WARMUP_STEPS)]
+        for _ in range(plan.n_visits):
+            work = {"n_prefix": workload.n_prefix_cached, "n_new": workload.n_prompt_new, "n_steps": plan.n_steps}
+            visits.append(self._visit(context, deadline, is_warmup=False, **work))
+        return tuple(visits)
+
+    def _visit(self, context: int, deadline: float, *, is_warmup: bool, **work: int) -> Visit:
+        value = self._ask("visit", deadline, context=context, **work)
+        value["step_ns"], value["sample_ns"] = tuple(value["step_ns"]), tuple(value["sample_ns"])
+        return Visit(is_warmup=is_warmup, i_load=self.n_model_loads, **value)
+
+    # --- the worker ------------------------------------------------------------------------------------------
+
+    def _living(self) -> WorkerProcess:
+        if self._worker is None or not self._worker.is_alive:
+            self._forget()
+            self._worker = WorkerProcess(self._endpoints, self._command)
+            self._drained_bytes = {
+                device.name: device.free_bytes for device in self._devices() if device.is_offload_target
+            }
+        return self._worker
+
+    def _forget(self) -> None:
+        self._worker, self._placement, self._loaded = None, None, None
+
+    def _ask(self, call: str, deadline: float, **args: Any) -> dict[str, Any]:
+        return self._living().ask(call, timeout_s=max(0.0, deadline - time.monotonic()), **args)
+
+    def _devices(self) -> tuple[Device, ...]:
+        assert self._worker is not None
+        return _DEVICES.validate_python(self._worker.ask("devices", timeout_s=_DRAIN_S * 4)["devices"])
+
+    def _place(self, settings: Settings, deadline: float) -> None:
+        self._respawn(deadline)
+        if self._placement == settings.placement:
+            return
+        self._unload()
+        self.n_model_loads += 1
+        value = self._ask("load", deadline, path=str(self._path), settings=dataclasses.asdict(settings))
+        self._placement, self._loaded, self._load_ns = settings.placement, value["handle"], value["load_ns"]
+
+    def _respawn(self, deadline: float) -> None:
+        """A living worker. A device that is restarting (a remote one whose server died) is waited for."""
+        while True:
+            try:
+                self._living()
+            except EngineError as error:
+                if time.monotonic() + 1.0 > deadline:
+                    raise WorkerDiedError(Evidence(phase="load", abort_text=str(error)), timed_out=False) from None
+                time.sleep(0.5)
+            else:
+                return
+
+    def _unload(self) -> None:
+        """Free the placement and wait until its memory is back: drivers return it late."""
+        if self._loaded is None or self._worker is None:
+            return
+        loaded, self._loaded, self._placement = self._loaded, None, None
+        self._worker.ask("close", timeout_s=_DRAIN_S * 4, handle=loaded)
+        give_up = time.monotonic() + _DRAIN_S
+        while time.monotonic() < give_up:
+            free = {device.name: device.free_bytes for device in self._devices()}
+            if all(
+                free.get(name, 0) >= drained - _DRAIN_TOLERANCE_BYTES for name, drained in self._drained_bytes.items()
+            ):
+                return
+            time.sleep(0.1)
+
+    @contextlib.contextmanager
+    def _opened(self, settings: Settings, deadline: float) -> Any:
+        opened = self._ask("open", deadline, loaded=self._loaded, settings=dataclasses.asdict(settings))
+        yield opened
+        self._ask("close", deadline, handle=opened["handle"])
+
+    def _failed(self, error: WorkerDiedError | WorkerRefusedError, settings: Settings) -> tuple[Outcome, str, Evidence]:
+        """Classify, and leave no half-open state behind: a worker that refused is replaced like one that died."""
+        self.kill()
+        timed_out = isinstance(error, WorkerDiedError) and error.timed_out
+        outcome, reason = classify(error.evidence, offloads=settings.offloads, timed_out=timed_out)
+        return outcome, reason, error.evidence

@@ -1,0 +1,54 @@
+"""Does this engine build run at all here, and if it dies, what keeps it alive?
+
+The known case: GCC 12 drops the AMX tile set-up, and the first decode dies with SIGILL; without the extra buffer
+types it runs. Rather than knowing such cases, try the knobs that change which code runs, one at a time, then all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from offloadtune.engine.runner import Runner
+from offloadtune.records import Outcome, Settings
+
+_SAVING_KNOBS: tuple[dict[str, Any], ...] = (
+    {"use_extra_bufts": False},
+    {"flash_attn_type": "disabled"},
+    {"flash_attn_type": "enabled"},
+    {"op_offload": False},
+    {"load_mode": "none"},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTest:
+    """`knobs` are the settings to keep to; None when no trial of knobs survived. `sentence` is for the user."""
+
+    knobs: dict[str, Any] | None
+    sentence: str
+
+
+def self_test(runner: Runner, settings: Settings, *, timeout_s: float) -> SelfTest:
+    """Run a tiny turn with `settings`; where it dies, find by trial which knob saves it.
+
+    Only a crash is searched: running out of memory or being refused says nothing about the build. The placement
+    stays loaded, so a trial of it that follows needs no load of its own.
+    """
+    outcome, reason = runner.try_tiny(settings, timeout_s=timeout_s)
+    if outcome is not Outcome.CRASHED:
+        return SelfTest(knobs={}, sentence="")
+    together = {
+        name: value for knob in _SAVING_KNOBS for name, value in knob.items() if knob != {"flash_attn_type": "enabled"}
+    }
+    for knobs in (*_SAVING_KNOBS, together):
+        if all(getattr(settings, name) == value for name, value in knobs.items()):
+            continue
+        survived, _ = runner.try_tiny(settings.replace(**knobs), timeout_s=timeout_s)
+        if survived is Outcome.OK:
+            words = ", ".join(f"{name}={value}" for name, value in knobs.items())
+            return SelfTest(
+                knobs=knobs,
+                sentence=f"This engine build is broken here ({reason}); it runs with {words}, so that is kept.",
+            )
+    return SelfTest(knobs=None, sentence=f"This engine build does not run here: {reason}.")

@@ -1,0 +1,264 @@
+"""llama.cpp through ctypes: what llama_cpp.llama_cpp does not bind, and its enums as words.
+
+ggml symbols are taken through libllama's own handle: loading libggml by another file name makes a second registry.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import sys
+from collections import deque
+from collections.abc import Callable
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_size_t, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+from llama_cpp import llama_cpp as low
+
+ggml: Any = low._lib  # noqa: SLF001 - the documented way to the rest of the library
+
+FLASH_ATTN_TYPES = {"auto": -1, "disabled": 0, "enabled": 1}
+LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "direct_io": 4}
+GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
+_LOG_LEVEL_DEBUG = 1
+
+
+def _bind(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
+    function: Callable[..., Any] = ggml[name]
+    function.restype, function.argtypes = restype, argtypes  # type: ignore[attr-defined]
+    return function
+
+
+dev_count = _bind("ggml_backend_dev_count", c_size_t)
+dev_get = _bind("ggml_backend_dev_get", c_void_p, c_size_t)
+dev_name = _bind("ggml_backend_dev_name", c_char_p, c_void_p)
+dev_description = _bind("ggml_backend_dev_description", c_char_p, c_void_p)
+dev_type = _bind("ggml_backend_dev_type", c_int, c_void_p)
+dev_memory = _bind("ggml_backend_dev_memory", None, c_void_p, POINTER(c_size_t), POINTER(c_size_t))
+dev_get_props = _bind("ggml_backend_dev_get_props", None, c_void_p, c_void_p)
+load_all_from_path = _bind("ggml_backend_load_all_from_path", None, c_char_p)
+buft_name = _bind("ggml_backend_buft_name", c_char_p, c_void_p)
+buft_is_host = _bind("ggml_backend_buft_is_host", c_bool, c_void_p)
+buft_get_device = _bind("ggml_backend_buft_get_device", c_void_p, c_void_p)
+reg_by_name = _bind("ggml_backend_reg_by_name", c_void_p, c_char_p)
+reg_get_proc_address = _bind("ggml_backend_reg_get_proc_address", c_void_p, c_void_p, c_char_p)
+register = _bind("ggml_backend_register", None, c_void_p)
+_AbortCallback = ctypes.CFUNCTYPE(None, c_char_p)
+set_abort_callback = _bind("ggml_set_abort_callback", c_void_p, _AbortCallback)
+
+
+class _DeviceProps(ctypes.Structure):
+    """struct ggml_backend_dev_props; the tail is room for capabilities that later versions add."""
+
+    _fields_ = (
+        ("name", c_char_p),
+        ("description", c_char_p),
+        ("memory_free", c_size_t),
+        ("memory_total", c_size_t),
+        ("type", c_int),
+        ("device_id", c_char_p),
+        ("caps", ctypes.c_ubyte * 64),
+    )
+
+
+class _MapHeader(ctypes.Structure):
+    """std::map of libstdc++, returned by value."""
+
+    _fields_ = (
+        ("compare", c_uint64),
+        ("color", c_int),
+        ("root", c_void_p),
+        ("left", c_void_p),
+        ("right", c_void_p),
+        ("count", c_size_t),
+    )
+
+
+class _MapNode(ctypes.Structure):
+    """Node of map<buffer type, {weights, context, compute}>."""
+
+    _fields_ = (
+        ("color", c_int),
+        ("parent", c_void_p),
+        ("left", c_void_p),
+        ("right", c_void_p),
+        ("buft", c_void_p),
+        ("weights", c_size_t),
+        ("cache", c_size_t),
+        ("compute", c_size_t),
+    )
+
+
+class Log:
+    """Keeps what the engine says: the last lines for the parent, those since a mark for reading figures."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=2000)
+        self._callback = low.llama_log_callback(self._keep)  # referenced here: it is called from C
+        low.llama_log_set(self._callback, c_void_p(0))
+
+    def _keep(self, level: int, text: bytes, _user: Any) -> None:
+        if level == _LOG_LEVEL_DEBUG:
+            return
+        line = text.decode("utf-8", "replace").rstrip("\n")
+        if line.strip(". "):  # loading prints dots
+            self._lines.append(line)
+            sys.stderr.write(line + "\n")
+
+    def forget(self) -> None:
+        self._lines.clear()
+
+    @property
+    def lines(self) -> list[str]:
+        return list(self._lines)
+
+
+def start(tell_abort: Callable[[str], None]) -> tuple[Log, Any]:
+    """Install the log, the abort callback and the backends; keep what is returned referenced."""
+    log = Log()
+    callback = _AbortCallback(lambda text: tell_abort((text or b"").decode("utf-8", "replace")))
+    set_abort_callback(callback)
+    if not any(DEVICE_KINDS[dev_type(device)] == "cpu" for device in devices()):  # backends built as plug-ins
+        load_all_from_path(os.fsencode(library_dir()))
+    return log, callback
+
+
+def add_endpoint(endpoint: str) -> None:
+    """Make the devices behind an RPC endpoint ours. The library aborts when nobody listens: check first."""
+    registry = reg_by_name(b"RPC")
+    address = reg_get_proc_address(registry, b"ggml_backend_rpc_add_server") if registry else None
+    if not address:
+        message = "this engine was built without RPC"
+        raise RuntimeError(message)
+    register(ctypes.CFUNCTYPE(c_void_p, c_char_p)(address)(endpoint.encode()))
+
+
+def devices() -> list[int]:
+    return [dev_get(i) for i in range(dev_count())]
+
+
+def free_and_total_bytes(device: int) -> tuple[int, int]:
+    free, total = c_size_t(), c_size_t()
+    dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+    return free.value, total.value
+
+
+def describe_device(device: int) -> dict[str, Any]:
+    """Fields of `records.Device`."""
+    props = _DeviceProps()
+    dev_get_props(device, ctypes.byref(props))
+    free_bytes, total_bytes = free_and_total_bytes(device)
+    return {
+        "name": dev_name(device).decode(),
+        "description": dev_description(device).decode("utf-8", "replace"),
+        "kind": DEVICE_KINDS.get(dev_type(device), "other"),
+        "total_bytes": total_bytes,
+        "free_bytes": free_bytes,
+        "device_id": props.device_id.decode() if props.device_id else None,
+    }
+
+
+def library_dir() -> Path:
+    return Path(os.environ.get("LLAMA_CPP_LIB_PATH") or Path(low.__file__).parent / "lib")
+
+
+def describe_build() -> dict[str, Any]:
+    """Fields of `records.EngineBuild`. The id hashes names, sizes and first bytes of the libraries."""
+    digest = hashlib.sha256()
+    for library in sorted(library_dir().glob("*")):
+        if library.is_file() and (".so" in library.name or library.suffix in {".dylib", ".dll"}):
+            with library.open("rb") as stream:
+                digest.update(f"{library.name} {library.stat().st_size}".encode() + stream.read(1 << 16))
+    import llama_cpp  # noqa: PLC0415 - already loaded, only for its version
+
+    return {
+        "version": f"llama-cpp-python {llama_cpp.__version__}",
+        "build_id": digest.hexdigest()[:12],
+        "system_info": low.llama_print_system_info().decode("utf-8", "replace").strip(),
+        "library_dir": str(library_dir()),
+    }
+
+
+def memory_breakdown(context: Any) -> list[dict[str, Any]] | None:
+    """Fields of `records.MemoryUse` per buffer type; None where this build's C++ map cannot be read.
+
+    llama_get_memory_breakdown is exported only under its C++ name and returns a std::map by value; the layout
+    here is that of libstdc++.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        function = ggml["_Z26llama_get_memory_breakdownPK13llama_context"]
+    except AttributeError:
+        return None
+    function.restype, function.argtypes = _MapHeader, (c_void_p,)
+    header = function(context)
+    rows: list[dict[str, Any]] = []
+
+    def walk(address: int | None) -> None:
+        if not address or len(rows) > header.count:
+            return
+        node = _MapNode.from_address(address)
+        walk(node.left)
+        rows.append(_breakdown_row(node))
+        walk(node.right)
+
+    if header.count > 64:
+        return None
+    walk(header.root)
+    return rows if len(rows) == header.count else None
+
+
+def _breakdown_row(node: _MapNode) -> dict[str, Any]:
+    device = buft_get_device(node.buft)
+    name = dev_name(device).decode() if device else buft_name(node.buft).decode()
+    on_host = buft_is_host(node.buft) or (device is not None and DEVICE_KINDS.get(dev_type(device)) == "cpu")
+    return {
+        "device": "host" if on_host else name,
+        "is_host": bool(on_host),
+        "weights_bytes": node.weights,
+        "kv_cache_bytes": node.cache,
+        "compute_bytes": node.compute,
+    }
+
+
+def model_params(settings: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """llama_model_params for `settings`, and the arrays that must outlive the call.
+
+    Raises ValueError naming a device that the engine does not list.
+    """
+    params = low.llama_model_default_params()
+    params.n_gpu_layers = settings["n_gpu_layers"]
+    params.load_mode = LOAD_MODES[settings["load_mode"]]
+    params.use_extra_bufts = settings["use_extra_bufts"]
+    keep: list[Any] = []
+    if settings["devices"] is not None:
+        by_name = {dev_name(device).decode(): device for device in devices()}
+        unknown = [name for name in settings["devices"] if name not in by_name]
+        if unknown:
+            message = f"the engine lists no device named {unknown[0]}"
+            raise ValueError(message)
+        chosen = [by_name[name] for name in settings["devices"]]
+        array = (c_void_p * (len(chosen) + 1))(*chosen, None)
+        params.devices = ctypes.cast(array, c_void_p)
+        keep.append(array)
+    return params, keep
+
+
+def context_params(settings: dict[str, Any]) -> Any:
+    """llama_context_params for `settings`."""
+    params = low.llama_context_default_params()
+    for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_outputs_max", "n_threads", "n_threads_batch"):
+        setattr(params, name, settings[name])
+    for name in ("offload_kqv", "op_offload", "swa_full", "kv_unified"):
+        setattr(params, name, settings[name])
+    params.flash_attn_type = FLASH_ATTN_TYPES[settings["flash_attn_type"]]
+    params.type_k = GGML_TYPES[settings["type_k"]]
+    params.type_v = GGML_TYPES[settings["type_v"]]
+    return params
+
+
+__all__ = ["Log", "add_endpoint", "c_float", "context_params", "low", "model_params", "start"]

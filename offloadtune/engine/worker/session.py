@@ -1,0 +1,340 @@
+"""What the worker holds: loaded files, open contexts, saved depths; and how a visit is timed.
+
+Every timestamp follows llama_synchronize: decoding is asynchronous on device backends. Between the timestamps of a
+visit stands nothing but the work itself; batches are views of one token array prepared beforehand.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+import psutil
+
+from offloadtune.engine import osdoor
+from offloadtune.engine.worker import native
+from offloadtune.engine.worker.native import low
+
+_FLASH_ATTN_LINE = re.compile(r"Flash Attention (enabled|.*not supported)")
+_BUFFER_LINE = re.compile(r"(\S+)\s+(model|KV|RS|compute) buffer size\s*=\s*([\d.]+) MiB")
+_STATE_SHARE_OF_RAM = 0.1
+_BUFFER_FIELD = {"model": "weights_bytes", "KV": "kv_cache_bytes", "RS": "kv_cache_bytes", "compute": "compute_bytes"}
+
+
+class RefusedError(Exception):
+    """The engine said no and lives on. `kind` names the phase."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+@dataclass(slots=True)
+class LoadedFile:
+    """A placement: weights where the settings put them."""
+
+    handle: Any
+    keep: list[Any]
+    load_lines: list[str]
+    tokens: Any = None
+    token_ends: list[int] = field(default_factory=list)
+    text: bytes = b""
+
+
+@dataclass(slots=True)
+class OpenContext:
+    """A context on a placement, with its sampler."""
+
+    handle: Any
+    loaded: LoadedFile
+    sampler: Any
+    state_key: tuple[Any, ...]
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+
+
+class Session:
+    """Handles of one worker. Methods are the calls of the protocol; they return JSON values."""
+
+    def __init__(self, log: native.Log) -> None:
+        self._log = log
+        self._handles: dict[int, LoadedFile | OpenContext] = {}
+        self._states: dict[tuple[Any, ...], ctypes.Array[ctypes.c_char]] = {}
+        self._n_handles = 0
+        self._min_free: dict[str, int] = {}
+
+    # --- calls -----------------------------------------------------------------------------------------------
+
+    def hello(self) -> dict[str, Any]:
+        return {"build": native.describe_build(), **self.devices()}
+
+    def devices(self) -> dict[str, Any]:
+        return {"devices": [native.describe_device(device) for device in native.devices()]}
+
+    def load(self, path: str, settings: dict[str, Any]) -> dict[str, Any]:
+        """Load the file. Starts a new count of peaks: device memory and resident memory."""
+        osdoor.reset_peak_rss()
+        self._min_free = {}
+        self._log.forget()
+        try:
+            params, keep = native.model_params(settings)
+        except ValueError as error:
+            raise RefusedError("unsupported", str(error)) from None
+        start_ns = time.perf_counter_ns()
+        handle = low.llama_model_load_from_file(os.fsencode(path), params)
+        load_ns = time.perf_counter_ns() - start_ns
+        if not handle:
+            raise RefusedError("load", "the engine could not load the file with these settings")
+        loaded = LoadedFile(handle=handle, keep=keep, load_lines=self._log.lines)
+        self._note_free()
+        return {"handle": self._keep(loaded), "load_ns": load_ns}
+
+    def open(self, loaded: int, settings: dict[str, Any]) -> dict[str, Any]:
+        """Open a context; tells what the engine made of the settings and what memory each device gave."""
+        holder = self._loaded(loaded)
+        self._log.forget()
+        params = native.context_params(settings)
+        start_ns = time.perf_counter_ns()
+        handle = low.llama_init_from_model(holder.handle, params)
+        open_ns = time.perf_counter_ns() - start_ns
+        if not handle:
+            raise RefusedError("open", "the engine could not open a context with these settings")
+        flash_attn = _resolved_flash_attn(settings["flash_attn_type"], self._log.lines)
+        context = OpenContext(
+            handle=handle,
+            loaded=holder,
+            sampler=_greedy_sampler(),
+            state_key=(settings["type_k"], settings["type_v"], flash_attn, settings["swa_full"]),
+            n_ctx=low.llama_n_ctx(handle) // settings["n_seq_max"]
+            if not settings["kv_unified"]
+            else low.llama_n_ctx(handle),
+            n_batch=low.llama_n_batch(handle),
+            n_ubatch=low.llama_n_ubatch(handle),
+        )
+        self._note_free()
+        effective = {
+            "n_ctx": low.llama_n_ctx(handle),
+            "n_batch": context.n_batch,
+            "n_ubatch": context.n_ubatch,
+            "flash_attn_type": flash_attn,
+        }
+        memory = native.memory_breakdown(handle) or _memory_from_lines(holder.load_lines + self._log.lines)
+        return {"handle": self._keep(context), "open_ns": open_ns, "effective": effective, "memory": memory}
+
+    def tiny(self, context: int) -> dict[str, Any]:
+        """A prompt of 40 tokens and two decodes: enough to reach every kernel a turn needs."""
+        self._visit(self._context(context), n_prefix=0, n_new=40, n_steps=1)
+        self._note_free()
+        return {}
+
+    def canary(self, context: int) -> dict[str, Any]:
+        """Fill the context to its last cell: a full ubatch of prompt, then one decode in the last place."""
+        holder = self._context(context)
+        n_fill = holder.n_ctx - 1
+        self._reach(holder, max(0, n_fill - holder.n_ubatch))
+        done = low.llama_memory_seq_pos_max(low.llama_get_memory(holder.handle), 0) + 1
+        self._prefill(holder, done, n_fill)
+        self._decode(holder, n_fill, 1)
+        low.llama_synchronize(holder.handle)
+        self._note_free()
+        return {"min_free_bytes": self._min_free, "host_peak_rss_bytes": osdoor.peak_rss_bytes()}
+
+    def visit(self, context: int, n_prefix: int, n_new: int, n_steps: int) -> dict[str, Any]:
+        """One timed turn; see `_visit`."""
+        value = self._visit(self._context(context), n_prefix=n_prefix, n_new=n_new, n_steps=n_steps)
+        self._note_free()
+        return value
+
+    def close(self, handle: int) -> dict[str, Any]:
+        """Free a context, or a placement and whatever is still open on it."""
+        holder = self._handles.pop(handle)
+        if isinstance(holder, OpenContext):
+            low.llama_sampler_free(holder.sampler)
+            low.llama_free(holder.handle)
+            return {}
+        for other, context in list(self._handles.items()):
+            if isinstance(context, OpenContext) and context.loaded is holder:
+                self.close(other)
+        low.llama_model_free(holder.handle)
+        return {}
+
+    # --- timing ----------------------------------------------------------------------------------------------
+
+    def _visit(self, context: OpenContext, *, n_prefix: int, n_new: int, n_steps: int) -> dict[str, Any]:
+        """Times of one turn in ns: tokenise all text, read the new part, sample, first decode, then `n_steps` more.
+
+        The words written are those of the prompt text, so that every trial does the same work.
+        """
+        n_prompt = n_prefix + n_new
+        self._tokens(context.loaded, n_prompt + n_steps + 1)
+        text = context.loaded.text[: context.loaded.token_ends[n_prompt - 1]]
+        self._reach(context, n_prefix)
+        low.llama_synchronize(context.handle)
+
+        start_ns = time.perf_counter_ns()
+        _tokenize(context.loaded.handle, text)
+        tokenized_ns = time.perf_counter_ns()
+        self._prefill(context, n_prefix, n_prompt)
+        prefilled_ns = time.perf_counter_ns()
+        low.llama_sampler_sample(context.sampler, context.handle, -1)
+        sampled_ns = time.perf_counter_ns()
+        self._decode(context, n_prompt, 1)
+        decoded_ns = time.perf_counter_ns()
+        first_decode_ns = decoded_ns - sampled_ns
+
+        step_ns, sample_ns = [], []
+        for i in range(n_prompt + 1, n_prompt + 1 + n_steps):
+            low.llama_sampler_sample(context.sampler, context.handle, -1)
+            before_ns = time.perf_counter_ns()
+            self._decode(context, i, 1)
+            after_ns = time.perf_counter_ns()
+            step_ns.append(after_ns - before_ns)
+            sample_ns.append(before_ns - decoded_ns)
+            decoded_ns = after_ns
+        return {
+            "n_prefix_cached": n_prefix,
+            "n_prompt_new": n_new,
+            "tokenize_ns": tokenized_ns - start_ns,
+            "prefill_ns": prefilled_ns - tokenized_ns,
+            "first_sample_ns": sampled_ns - prefilled_ns,
+            "first_decode_ns": first_decode_ns,
+            "step_ns": step_ns,
+            "sample_ns": sample_ns,
+        }
+
+    def _prefill(self, context: OpenContext, begin: int, end: int) -> None:
+        for i in range(begin, end, context.n_batch):
+            self._decode(context, i, min(context.n_batch, end - i))
+
+    def _decode(self, context: OpenContext, begin: int, n_tokens: int) -> None:
+        """Decode tokens [begin, begin + n_tokens) of the prompt text and wait for the device."""
+        tokens = self._tokens(context.loaded, begin + n_tokens)
+        pointer = ctypes.cast(ctypes.byref(tokens, begin * 4), ctypes.POINTER(low.llama_token))
+        code = low.llama_decode(context.handle, low.llama_batch_get_one(pointer, n_tokens))
+        low.llama_synchronize(context.handle)
+        if code != 0:
+            raise RefusedError("decode", f"llama_decode returned {code} for {n_tokens} tokens at depth {begin}")
+
+    def _reach(self, context: OpenContext, depth: int) -> None:
+        """Bring the cache to `depth` tokens: from a saved state where one fits, by reading the rest."""
+        memory = low.llama_get_memory(context.handle)
+        low.llama_memory_clear(memory, False)  # noqa: FBT003 - C signature
+        if depth == 0:
+            return
+        saved = max((key[-1] for key in self._states if key[:-1] == context.state_key and key[-1] <= depth), default=0)
+        if saved:
+            state = self._states[(*context.state_key, saved)]
+            if low.llama_state_seq_set_data(context.handle, ctypes.cast(state, _BYTES), len(state), 0) == 0:
+                low.llama_memory_clear(memory, False)  # noqa: FBT003 - another layout: read it anew
+                saved = 0
+        self._prefill(context, saved, depth)
+        if depth - saved > context.n_ubatch:  # worth keeping: reading it took longer than restoring will
+            self._save(context, depth)
+
+    def _save(self, context: OpenContext, depth: int) -> None:
+        n_bytes = low.llama_state_seq_get_size(context.handle, 0)
+        if n_bytes > psutil.virtual_memory().available * _STATE_SHARE_OF_RAM:
+            return
+        state = ctypes.create_string_buffer(n_bytes)
+        if n_bytes and low.llama_state_seq_get_data(context.handle, ctypes.cast(state, _BYTES), n_bytes, 0) == n_bytes:
+            self._states[(*context.state_key, depth)] = state
+
+    # --- handles, tokens, memory -----------------------------------------------------------------------------
+
+    def _keep(self, holder: LoadedFile | OpenContext) -> int:
+        self._n_handles += 1
+        self._handles[self._n_handles] = holder
+        return self._n_handles
+
+    def _loaded(self, handle: int) -> LoadedFile:
+        holder = self._handles[handle]
+        assert isinstance(holder, LoadedFile)
+        return holder
+
+    def _context(self, handle: int) -> OpenContext:
+        holder = self._handles[handle]
+        assert isinstance(holder, OpenContext)
+        return holder
+
+    def _note_free(self) -> None:
+        for device in native.devices():
+            name, (free_bytes, _) = native.dev_name(device).decode(), native.free_and_total_bytes(device)
+            self._min_free[name] = min(free_bytes, self._min_free.get(name, free_bytes))
+
+    def _tokens(self, loaded: LoadedFile, n_tokens: int) -> Any:
+        """At least `n_tokens` tokens of the prompt text, read again from its start when it is too short."""
+        if loaded.tokens is not None and len(loaded.tokens) >= n_tokens:
+            return loaded.tokens
+        text = resources.files(__package__).joinpath("prompt.txt").read_bytes()
+        n_repeats = 1
+        while True:
+            loaded.text = text * n_repeats
+            loaded.tokens = _tokenize(loaded.handle, loaded.text)
+            if len(loaded.tokens) >= n_tokens:
+                break
+            n_repeats = 1 + n_repeats * n_tokens // max(1, len(loaded.tokens))
+        loaded.token_ends = _token_ends(loaded)
+        return loaded.tokens
+
+
+_BYTES = ctypes.POINTER(ctypes.c_uint8)
+
+
+def _greedy_sampler() -> Any:
+    chain = low.llama_sampler_chain_init(low.llama_sampler_chain_default_params())
+    low.llama_sampler_chain_add(chain, low.llama_sampler_init_greedy())
+    return chain
+
+
+def _tokenize(handle: Any, text: bytes) -> Any:
+    vocab = low.llama_model_get_vocab(handle)
+    tokens = (low.llama_token * (len(text) + 2))()
+    n_tokens = low.llama_tokenize(vocab, text, len(text), tokens, len(tokens), True, False)  # noqa: FBT003 - C signature
+    if n_tokens <= 0:
+        raise RefusedError("tokenize", "the file's tokenizer cannot read plain text")
+    return (low.llama_token * n_tokens).from_buffer(tokens)
+
+
+def _token_ends(loaded: LoadedFile) -> list[int]:
+    """Byte offset in the text after each token, so that a prompt of n tokens can be cut as text."""
+    vocab = low.llama_model_get_vocab(loaded.handle)
+    piece = ctypes.create_string_buffer(512)
+    ends, end = [], 0
+    for token in loaded.tokens:
+        end += max(0, low.llama_token_to_piece(vocab, token, piece, len(piece), 0, False))  # noqa: FBT003 - C signature
+        ends.append(min(end, len(loaded.text)))
+    return ends
+
+
+def _resolved_flash_attn(asked: str, lines: list[str]) -> str:
+    """What "auto" became, by the engine's own log line; what was asked otherwise."""
+    if asked != "auto":
+        return asked
+    for line in lines:
+        match = _FLASH_ATTN_LINE.search(line)
+        if match:
+            return "enabled" if match[1] == "enabled" else "disabled"
+    return "auto"
+
+
+def _memory_from_lines(lines: list[str]) -> list[dict[str, Any]]:
+    """The breakdown by the log's buffer lines (MiB with two decimals), where the exact one cannot be read."""
+    rows: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        match = _BUFFER_LINE.search(line)
+        if match is None:
+            continue
+        on_host = match[1].startswith("CPU") or match[1].endswith("_Host")
+        device = "host" if on_host else match[1]
+        row = rows.setdefault(
+            device,
+            {"device": device, "is_host": on_host, "weights_bytes": 0, "kv_cache_bytes": 0, "compute_bytes": 0},
+        )
+        row[_BUFFER_FIELD[match[2]]] += round(float(match[3]) * 2**20)
+    return list(rows.values())

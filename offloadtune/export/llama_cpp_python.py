@@ -1,0 +1,98 @@
+"""Settings as Python for llama-cpp-python: `Llama(**kwargs)`, with a recipe before it for what `Llama` cannot say.
+
+`Llama.__init__` fills the structs that llama_model_default_params() returns; editing that function's result reaches
+the fields it has no argument for (devices, use_extra_bufts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from offloadtune.errors import ExportError
+from offloadtune.records import Settings
+
+_GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+_LOAD_MODES = {"mmap": (True, False), "none": (False, False), "mmap_mlock": (True, True), "mlock": (False, True)}
+
+_ENDPOINTS = """\
+registry = lib.ggml_backend_reg_by_name(b"RPC")
+address = lib.ggml_backend_reg_get_proc_address(ctypes.c_void_p(registry), b"ggml_backend_rpc_add_server")
+add_server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)
+for endpoint in {endpoints!r}:
+    lib.ggml_backend_register(ctypes.c_void_p(add_server(endpoint.encode())))
+"""
+_POINTERS = """\
+lib = low._lib
+for name in ("ggml_backend_reg_by_name", "ggml_backend_reg_get_proc_address", "ggml_backend_dev_by_name"):
+    getattr(lib, name).restype = ctypes.c_void_p
+"""
+_DEVICES = """\
+devices = (ctypes.c_void_p * {n})(*[lib.ggml_backend_dev_by_name(name) for name in {names!r}], None)
+"""
+_PATCH = """\
+default_params = low.llama_model_default_params
+
+
+def model_params():
+    params = default_params()
+{lines}
+    return params
+
+
+low.llama_model_default_params = model_params
+"""
+
+
+def llama_kwargs(settings: Settings) -> dict[str, Any]:
+    """Arguments of `Llama` for `settings`, every measured one, defaults too.
+
+    Raises ExportError for what `Llama` can neither say nor be made to say.
+    """
+    if settings.flash_attn_type == "auto" or settings.load_mode not in _LOAD_MODES:
+        message = f"Llama cannot say flash_attn_type={settings.flash_attn_type}, load_mode={settings.load_mode}."
+        raise ExportError(message, hint="sweep with --target llama_cpp_python")
+    use_mmap, use_mlock = _LOAD_MODES[settings.load_mode]
+    return {
+        "n_gpu_layers": settings.n_gpu_layers,
+        "n_ctx": settings.n_ctx,
+        "n_batch": settings.n_batch,
+        "n_ubatch": settings.n_ubatch,
+        "n_threads": settings.n_threads,
+        "n_threads_batch": settings.n_threads_batch,
+        "flash_attn": settings.flash_attn_type == "enabled",
+        "type_k": _GGML_TYPES[settings.type_k],
+        "type_v": _GGML_TYPES[settings.type_v],
+        "offload_kqv": settings.offload_kqv,
+        "op_offload": settings.op_offload,
+        "swa_full": settings.swa_full,
+        "use_mmap": use_mmap,
+        "use_mlock": use_mlock,
+    }
+
+
+def render_snippet(settings: Settings, path: Path, endpoints: Sequence[str] = ()) -> str:
+    """A Python program that leaves the file loaded with `settings` as `llm`."""
+    arguments = "".join(f"    {name}={value!r},\n" for name, value in llama_kwargs(settings).items())
+    call = f"llm = Llama(\n    model_path={str(path)!r},\n{arguments})\n"
+    recipe = _recipe(settings, endpoints)
+    if not recipe:
+        return f"from llama_cpp import Llama\n\n{call}"
+    return f"import ctypes\n\nfrom llama_cpp import Llama\nfrom llama_cpp import llama_cpp as low\n\n{recipe}\n{call}"
+
+
+def _recipe(settings: Settings, endpoints: Sequence[str]) -> str:
+    parts, lines = [], []
+    if endpoints:
+        parts.append(_ENDPOINTS.format(endpoints=list(endpoints)))
+    if settings.devices is not None:
+        parts.append(_DEVICES.format(n=len(settings.devices) + 1, names=[n.encode() for n in settings.devices]))
+        lines.append("    params.devices = ctypes.cast(devices, ctypes.c_void_p)")
+    if parts:
+        parts.insert(0, _POINTERS)
+    if not settings.use_extra_bufts:
+        lines.append("    params.use_extra_bufts = False")
+    if lines:
+        parts.append("\n" + _PATCH.format(lines="\n".join(lines)))
+    return "".join(parts)

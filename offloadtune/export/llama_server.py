@@ -1,0 +1,48 @@
+"""Settings as a llama-server command line, in the newest spelling (--load-mode, not --no-mmap)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from offloadtune.records import Settings
+
+_FLASH_ATTN = {"enabled": "on", "disabled": "off", "auto": "auto"}
+_LOAD_MODES = {"mmap_mlock": "mmap+mlock", "direct_io": "dio"}
+
+
+def render_command(settings: Settings, path: Path, endpoints: Sequence[str] = ()) -> str:
+    """A bash command that serves `path` with `settings`; every measured setting is written, defaults too."""
+    return " \\\n  ".join(shlex.join(group) for group in _groups(settings, path, endpoints)) + "\n"
+
+
+def _groups(settings: Settings, path: Path, endpoints: Sequence[str]) -> list[list[str]]:
+    groups = [["llama-server"], ["--model", str(path)]]
+    if endpoints:
+        groups.append(["--rpc", ",".join(endpoints)])
+    if settings.devices is not None:
+        groups.append(["--device", ",".join(settings.devices) or "none"])
+    pairs = {
+        "--n-gpu-layers": settings.n_gpu_layers,
+        "--ctx-size": settings.n_ctx,
+        "--batch-size": settings.n_batch,
+        "--ubatch-size": settings.n_ubatch,
+        "--threads": settings.n_threads,
+        "--threads-batch": settings.n_threads_batch,
+        "--flash-attn": _FLASH_ATTN[settings.flash_attn_type],
+        "--cache-type-k": settings.type_k,
+        "--cache-type-v": settings.type_v,
+        "--parallel": settings.n_seq_max,
+        "--load-mode": _LOAD_MODES.get(settings.load_mode, settings.load_mode),
+        "--fit": "off",
+    }
+    groups += [[flag, str(value)] for flag, value in pairs.items()]
+    switches = {
+        "--no-kv-offload": not settings.offload_kqv,
+        "--no-op-offload": not settings.op_offload,
+        "--no-repack": not settings.use_extra_bufts,
+        "--swa-full": settings.swa_full,
+        "--kv-unified": settings.kv_unified,
+    }
+    return groups + [[flag] for flag, wanted in switches.items() if wanted]

@@ -1,0 +1,29 @@
+"""The only writer of files that users keep: whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from offloadtune.errors import ExportError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by `text` atomically. Raises ExportError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        message = f"{path} cannot be written: {error.strerror or error}."
+        raise ExportError(message, hint="check the folder's permissions and free space") from None

@@ -1,0 +1,18 @@
+"""GGUF files: what their header says, without reading a weight.
+
+Hands of floor 1: opens files read-only and decides nothing. From the bytes up:
+
+    tables     names and sizes of ggml types, names of quantisations
+    opening    path -> mapped header, or why it cannot be one
+    cursor     mapped header -> numbers and strings, never past the end
+    header     one file -> `Header`: key-values and tensor table, checked
+    shards     any shard -> the headers of all of them
+    identity   headers -> `gguf_id`; files -> SHA-256
+    attention  heads and sliding windows, per block, as llama.cpp reads them
+    facts      headers -> `GgufFacts`
+"""
+
+from offloadtune.gguf.facts import read_gguf
+from offloadtune.gguf.identity import identify, sha256_of
+
+__all__ = ["identify", "read_gguf", "sha256_of"]

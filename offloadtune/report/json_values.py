@@ -1,0 +1,98 @@
+"""What `--json` prints: one object per command. Keys are only ever added."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from offloadtune.records import Comparison, EngineBuild, Figures, GgufFacts, Machine, Outcome, Recommendation
+from offloadtune.sweeps import SweepReport
+
+
+def probe_json(machine: Machine, engine: EngineBuild | None) -> dict[str, Any]:
+    """The machine as probed; unknown is null, and `notes` say why."""
+    return {"machine_id": machine.machine_id, **_plain(machine), "engine": _plain(engine)}
+
+
+def inspect_json(facts: GgufFacts) -> dict[str, Any]:
+    """The header's facts; the tensor table is left to its sums."""
+    value: dict[str, Any] = _plain(facts)
+    value["n_tensors"] = len(facts.tensors)
+    value["tensor_bytes"] = facts.tensor_bytes
+    value["key_values"] = _plain(dict(facts.key_values))
+    value["type_bytes"] = dict(facts.type_bytes)
+    del value["tensors"]
+    return value
+
+
+def sweep_json(report: SweepReport) -> dict[str, Any]:
+    """The whole answer of a sweep."""
+    outcomes = Counter(result.outcome for result in report.results)
+    return {
+        "machine_id": report.machine.machine_id,
+        "engine": _plain(report.engine),
+        "gguf": {
+            "identity": report.facts.gguf_id,
+            "sha256": report.sha256,
+            "file_bytes": report.facts.file_bytes,
+            "path": str(report.facts.path),
+        },
+        "trials": {
+            "ok": outcomes[Outcome.OK],
+            "failed": sum(outcomes.values()) - outcomes[Outcome.OK],
+            "model_loads": report.n_model_loads,
+            "rounds": report.n_rounds,
+            "outcomes": {outcome.value: count for outcome, count in sorted(outcomes.items())},
+        },
+        "baselines": {name: _figures(one) for name, one in report.baselines.items()},
+        "recommended": _recommended(report.recommendation),
+        "skipped": list(report.skipped),
+        "apply": report.apply_text,
+        "profile_path": str(report.profile_path),
+        "journal_path": str(report.journal_path),
+        "interrupted": report.is_interrupted,
+        "duration_s": round(report.duration_s, 3),
+    }
+
+
+def _recommended(answer: Recommendation) -> dict[str, Any]:
+    by_name = {one.against: one for one in answer.versus}
+    return {
+        "settings": _plain(answer.trial.settings),
+        "target": answer.trial.target.value,
+        "goal": answer.goal.value,
+        "workload": _plain(answer.workload),
+        **_figures(answer.figures),
+        "peak_bytes": {**dict(answer.peak_bytes), "host_rss": answer.host_peak_rss_bytes},
+        "verdict_vs_default": _verdict(by_name.get("default")),
+        "versus": {name: _plain(one) for name, one in by_name.items()},
+        "reasons": list(answer.reasons),
+        "evidence_trial_ids": list(answer.evidence_trial_ids),
+    }
+
+
+def _verdict(comparison: Comparison | None) -> str | None:
+    return comparison.verdict.value if comparison else None
+
+
+def _figures(figures: Figures) -> dict[str, Any]:
+    value: dict[str, Any] = _plain(figures)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """JSON value of records, paths, enums and what they hold; infinity becomes null, which JSON has."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float):
+        return value if abs(value) != float("inf") else None
+    if isinstance(value, StrEnum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value

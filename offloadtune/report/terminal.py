@@ -1,0 +1,169 @@
+"""Tables for the terminal, made of records; the caller prints them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from offloadtune.records import (
+    Device,
+    EngineBuild,
+    Estimate,
+    GgufFacts,
+    Machine,
+    Outcome,
+    Ram,
+    Settings,
+    Target,
+)
+from offloadtune.sweeps import SweepReport
+from offloadtune.units import (
+    format_bytes,
+    format_bytes_per_s,
+    format_count,
+    format_seconds,
+    format_tok_per_s,
+)
+
+_SHOWN_SETTINGS = ("n_gpu_layers", "n_ctx", "n_batch", "n_ubatch", "n_threads", "n_threads_batch", "flash_attn_type")
+
+
+def probe_view(machine: Machine, engine: EngineBuild | None) -> RenderableType:
+    """The machine as probed, with the reasons for what is unknown."""
+    table = _facts_table()
+    cpu, ram = machine.host.cpu, machine.host.ram
+    table.add_row("machine", machine.machine_id)
+    table.add_row("system", machine.host.os)
+    table.add_row(
+        "cpu", f"{cpu.brand or 'unknown'}, {_known(cpu.n_physical_cores)} cores, {cpu.n_logical_cores} threads"
+    )
+    table.add_row("ram", _ram_words(ram))
+    table.add_row("engine", engine.version if engine else "not installed")
+    for device in machine.devices or ():
+        table.add_row(f"device {device.name}", _device_words(device))
+    for gpu in machine.host.nvml_gpus or ():
+        pcie = f"PCIe {_known(gpu.pcie_generation)} x{_known(gpu.n_pcie_lanes)}"
+        table.add_row(f"nvidia {gpu.index}", f"{gpu.name}, driver {_known(gpu.driver)}, {pcie}")
+    notes = [Text(f"{note.subject}: {note.reason}", style="dim") for note in (*machine.host.notes, *machine.notes)]
+    return Group(table, *notes)
+
+
+def inspect_view(facts: GgufFacts) -> RenderableType:
+    """What the header says."""
+    table = _facts_table()
+    table.add_row("file", f"{facts.path.name}, {format_bytes(facts.file_bytes)}, GGUF version {facts.version}")
+    table.add_row("model", f"{facts.name or 'unnamed'}, {facts.arch}, {facts.n_params / 1e6:,.0f} M parameters")
+    table.add_row("quantisation", f"{facts.quantisation} ({_type_words(facts)})")
+    table.add_row("layers", f"{facts.n_layer} and the output: -ngl {facts.n_layer + 1} is everything")
+    table.add_row("layer size", f"{format_bytes(min(facts.layer_bytes))} to {format_bytes(max(facts.layer_bytes))}")
+    table.add_row(
+        "embedding", f"{format_bytes(facts.embedding_bytes)}{', shared with the output' if facts.is_tied else ''}"
+    )
+    table.add_row("context trained", f"{facts.n_ctx_train:,} tokens")
+    if facts.n_expert:
+        experts = format_bytes(sum(facts.expert_bytes))
+        table.add_row("experts", f"{facts.n_expert_used} of {facts.n_expert} at a time, {experts} in all")
+    if facts.n_swa:
+        table.add_row("sliding window", f"{facts.n_swa} tokens in {sum(facts.is_swa)} of {facts.n_layer} layers")
+    table.add_row("identity", facts.gguf_id)
+    return table
+
+
+def sweep_view(report: SweepReport) -> RenderableType:
+    """The answer: figures, settings, reasons, and how to use it."""
+    answer = report.recommendation
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("", "first token", "prompt", "writing", "turn"):
+        table.add_column(title, justify="left" if not title else "right")
+    rows = {"recommended": answer.figures, **report.baselines}
+    for name, figures in rows.items():
+        table.add_row(
+            name.replace("_", " "),
+            format_seconds(figures.ttft_s.p50),
+            format_tok_per_s(figures.prefill_tok_per_s.p50),
+            format_tok_per_s(figures.decode_tok_per_s.p50),
+            format_seconds(figures.turn_s.p50),
+            style="bold" if name == "recommended" else None,
+        )
+    shown = ", ".join(f"{name}={getattr(answer.trial.settings, name)}" for name in _SHOWN_SETTINGS)
+    lines: list[RenderableType] = [
+        Text(),
+        table,
+        Text(f"first token: {_interval(answer.figures.ttft_s)}", style="dim"),
+        Text(),
+        Text(shown + _device_setting(answer.trial.settings), style="bold"),
+        *(Text(f"- {reason}") for reason in answer.reasons),
+        *(Text(f"- Not tried: {reason}.", style="dim") for reason in report.skipped),
+        Text(),
+        Text("use it:", style="bold")
+        if answer.trial.target is Target.LLAMA_SERVER
+        else Text("use it in Python:", style="bold"),
+        Text(report.apply_text),
+        Text(_outcome_words(report), style="dim"),
+        Text(f"profile: {report.profile_path}"),
+    ]
+    return Group(*lines)
+
+
+def _outcome_words(report: SweepReport) -> str:
+    outcomes = Counter(result.outcome for result in report.results)
+    failed = sum(outcomes.values()) - outcomes[Outcome.OK]
+    words = [format_count(outcomes[Outcome.OK], "trial") + " ok", f"{failed} failed"]
+    words += [format_count(report.n_rounds, "round") + " side by side", format_count(report.n_model_loads, "load")]
+    stopped = "stopped by you after" if report.is_interrupted else "in"
+    return f"{', '.join(words)}, {stopped} {format_seconds(report.duration_s)}"
+
+
+def _interval(estimate: Estimate) -> str:
+    return (
+        f"{format_seconds(estimate.low)} to {format_seconds(estimate.high)} around the median "
+        f"({format_count(estimate.n_samples, 'sample')}, coverage {estimate.coverage_frac:.0%})"
+    )
+
+
+def _device_setting(settings: Settings) -> str:
+    changed = [
+        name for name in ("devices", "use_extra_bufts", "load_mode") if getattr(settings, name) != _DEFAULTS[name]
+    ]
+    return "".join(f", {name}={getattr(settings, name)}" for name in changed)
+
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)}
+
+
+def _facts_table() -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    return table
+
+
+def _known(value: object) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def _ram_words(ram: Ram) -> str:
+    words = [
+        f"{format_bytes(ram.total_bytes)}, {format_bytes(ram.available_bytes)} available",
+        ram.kind or "type unknown",
+    ]
+    if ram.configured_mt_per_s:
+        words.append(f"{ram.configured_mt_per_s} MT/s")
+    if ram.read_bytes_per_s and ram.n_threads_read:
+        threads = format_count(ram.n_threads_read, "thread")
+        words.append(f"reads {format_bytes_per_s(ram.read_bytes_per_s)} with {threads} (measured)")
+    return ", ".join(words)
+
+
+def _device_words(device: Device) -> str:
+    memory = f"{format_bytes(device.free_bytes)} free of {format_bytes(device.total_bytes)}"
+    return f"{device.description}, {device.kind}" + (f", {memory}" if device.is_offload_target else "")
+
+
+def _type_words(facts: GgufFacts) -> str:
+    largest = sorted(facts.type_bytes, key=lambda pair: -pair[1])[:3]
+    return ", ".join(f"{name} {n_bytes / facts.tensor_bytes:.0%}" for name, n_bytes in largest)

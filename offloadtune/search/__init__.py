@@ -1,0 +1,16 @@
+"""Which trial is next: pure functions of what is known so far."""
+
+from offloadtune.search.cost import is_feasible, measured, result_cost, visit_cost
+from offloadtune.search.plan import Space, baseline_trials, finalists, next_trial, skipped
+
+__all__ = [
+    "Space",
+    "baseline_trials",
+    "finalists",
+    "is_feasible",
+    "measured",
+    "next_trial",
+    "result_cost",
+    "skipped",
+    "visit_cost",
+]

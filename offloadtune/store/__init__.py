@@ -1,0 +1,22 @@
+"""What is kept between runs: a journal for each sweep, and small facts that are dear to find again.
+
+Rejected: one SQLite file (one corruption loses every sweep, migrations in SQL); a journal can be read with `less`.
+"""
+
+from offloadtune.store.codec import FORMAT, from_json, to_json
+from offloadtune.store.facts import FactFile
+from offloadtune.store.home import data_dir, profiles_dir
+from offloadtune.store.journal import Journal, JournalContent, SweepHeader, read_journal
+
+__all__ = [
+    "FORMAT",
+    "FactFile",
+    "Journal",
+    "JournalContent",
+    "SweepHeader",
+    "data_dir",
+    "from_json",
+    "profiles_dir",
+    "read_journal",
+    "to_json",
+]

@@ -1,0 +1,133 @@
+"""The journal of a sweep: one JSON line per event, on disk before the next trial begins.
+
+Contract: a line is appended whole and fsynced, never changed; a torn last line (the machine died) is ignored on
+reading; a line in the middle that cannot be read is an error, because it means somebody edited the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from offloadtune.errors import StoreError
+from offloadtune.records import EngineBuild, Goal, Machine, Recommendation, Target, TrialResult, Visit, Workload
+from offloadtune.store.codec import FORMAT, from_json, to_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepHeader:
+    """What a sweep was made on and for; unlike sweeps are never mixed."""
+
+    offloadtune_version: str
+    machine_id: str
+    machine: Machine
+    engine: EngineBuild
+    gguf_id: str
+    gguf_path: Path
+    file_bytes: int
+    workload: Workload
+    goal: Goal
+    target: Target
+    n_ctx: int
+    fixed: dict[str, Any]
+    limit_bytes: int | None
+    started_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalContent:
+    """A journal read back. `rounds` maps trial_id to visits, one mapping a round."""
+
+    header: SweepHeader
+    results: tuple[TrialResult, ...]
+    rounds: tuple[dict[str, tuple[Visit, ...]], ...]
+    recommendation: Recommendation | None
+
+
+class Journal:
+    """An open journal. Every method returns only when its line is on disk. Raises StoreError."""
+
+    def __init__(self, path: Path, header: SweepHeader) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._stream: BinaryIO = path.open("xb")
+        except OSError as error:
+            raise _cannot_write(path, error) from None
+        self._append("header", {"format": FORMAT, **to_json(header)})
+
+    def append_trial(self, result: TrialResult) -> None:
+        self._append("trial", to_json(result))
+
+    def append_round(self, visits: Sequence[tuple[str, tuple[Visit, ...]]]) -> None:
+        self._append("round", {trial_id: [to_json(visit) for visit in some] for trial_id, some in visits})
+
+    def append_end(self, recommendation: Recommendation | None) -> None:
+        self._append("end", None if recommendation is None else to_json(recommendation))
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _append(self, kind: str, value: Any) -> None:
+        line = json.dumps({"kind": kind, "value": value}, allow_nan=True).encode() + b"\n"
+        try:
+            self._stream.write(line)
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+        except OSError as error:
+            raise _cannot_write(self.path, error) from None
+
+
+def read_journal(path: Path) -> JournalContent:
+    """Read a journal back. Raises StoreError when it is not one, is newer than this program, or was edited."""
+    lines = _lines(path)
+    if not lines or lines[0].get("kind") != "header":
+        message = f"{path} is not a journal of a sweep."
+        raise StoreError(message, hint="name a file that a sweep made")
+    value = dict(lines[0]["value"])
+    written_format = value.pop("format", 0)
+    if written_format > FORMAT:
+        message = f"{path} was written by a newer offloadtune (format {written_format}, this one reads {FORMAT})."
+        raise StoreError(message, hint="update offloadtune")
+    try:
+        return JournalContent(
+            header=from_json(SweepHeader, value),
+            results=tuple(from_json(TrialResult, line["value"]) for line in lines if line["kind"] == "trial"),
+            rounds=tuple(_round(line["value"]) for line in lines if line["kind"] == "round"),
+            recommendation=next(
+                (from_json(Recommendation, line["value"]) for line in lines if line["kind"] == "end" and line["value"]),
+                None,
+            ),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"{path} holds a line that does not read as what it says it is: {str(error).splitlines()[0]}"
+        raise StoreError(message, hint="move the file away and sweep again") from None
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        raw = path.read_bytes().split(b"\n")
+    except OSError as error:
+        message = f"{path} cannot be read: {error.strerror or error}."
+        raise StoreError(message, hint="check the path and its permissions") from None
+    lines = []
+    for i, text in enumerate(raw[:-1]):  # what follows the last newline is torn or empty
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            message = f"{path} is damaged at line {i + 1}."
+            raise StoreError(message, hint="move the file away and sweep again") from None
+    return lines
+
+
+def _round(value: dict[str, Any]) -> dict[str, tuple[Visit, ...]]:
+    return {trial_id: tuple(from_json(Visit, visit) for visit in visits) for trial_id, visits in value.items()}
+
+
+def _cannot_write(path: Path, error: OSError) -> StoreError:
+    message = f"The journal {path} cannot be written: {error.strerror or error}."
+    return StoreError(message, hint="free some space or set OFFLOADTUNE_HOME to a folder you can write to")

@@ -1,0 +1,105 @@
+"""What goes into a sweep, what it tells while it runs, and what comes out.
+
+Floor 0: standard library and records only. Progress displays and logs listen to the same events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from offloadtune.records import (
+    EngineBuild,
+    Figures,
+    GgufFacts,
+    Goal,
+    Machine,
+    Recommendation,
+    Target,
+    Trial,
+    TrialResult,
+    Workload,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRequest:
+    """What the user asked for.
+
+    `n_ctx` None means what the workload needs; `fixed` are settings not to be tried. `worker_command` starts
+    another worker than ours, for tests.
+    """
+
+    path: Path
+    workload: Workload
+    budget_s: float
+    goal: Goal = Goal.TURN
+    target: Target = Target.LLAMA_CPP_PYTHON
+    n_ctx: int | None = None
+    vram_limit_bytes: int | None = None
+    endpoints: tuple[str, ...] = ()
+    fixed: dict[str, Any] = field(default_factory=dict)
+    prove: bool = False
+    worker_command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One line for the user: what was found or decided."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialStarted:
+    """A trial begins. `remaining_s` is what the budget still allows for everything."""
+
+    trial: Trial
+    n_done: int
+    elapsed_s: float
+    remaining_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFinished:
+    """A trial ended and stands in the journal. `best` is the answer if the sweep stopped now."""
+
+    result: TrialResult
+    best: Recommendation | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundFinished:
+    """A round of the side-by-side comparison ended."""
+
+    n_rounds: int
+    n_finalists: int
+    remaining_s: float
+    best: Recommendation | None
+
+
+Event = Said | TrialStarted | TrialFinished | RoundFinished
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepReport:
+    """What a sweep found and where it stands. `baselines` holds those that ran, by name."""
+
+    machine: Machine
+    engine: EngineBuild
+    facts: GgufFacts
+    sha256: str | None
+    results: tuple[TrialResult, ...]
+    n_rounds: int
+    n_model_loads: int
+    baselines: dict[str, Figures]
+    recommendation: Recommendation
+    skipped: tuple[str, ...]
+    apply_text: str
+    profile_path: Path
+    journal_path: Path
+    is_interrupted: bool
+    duration_s: float

@@ -1,0 +1,128 @@
+"""Fixtures: the real files, the virtual card, a home of one's own for every test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct Q4_1: llama architecture, grouped-query attention, tied embeddings."""
+    return _sample("SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma-3-270M Q4_K_M: sliding window, 262k vocabulary."""
+    return _sample("gemma-3-270m-q4_k_m.gguf")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Journals, profiles and remembered facts of the test's own; the working folder has no ./profiles."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("OFFLOADTUNE_HOME", str(folder))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+class VirtualCard:
+    """A card that comes back when a trial kills it, as a driver resets a real one."""
+
+    def __init__(self, n_threads: int, card_bytes: int) -> None:
+        self.card_bytes, self._n_threads = card_bytes, n_threads
+        self.port = _free_port()
+        self.n_starts = 0
+        self._leave = threading.Event()
+        self._process = self._start()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        self._leave.set()
+        self._watcher.join()
+        self._process.kill()
+        self._process.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self.n_starts += 1
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                ROOT / "tests/virtual_card.py",
+                str(self.port),
+                str(self._n_threads),
+                str(self.card_bytes),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # freed memory goes back to the system at once, so that "free" is true
+            env={**os.environ, "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "GGML_NO_BACKTRACE": "1"},
+        )
+        give_up = time.monotonic() + 30
+        while time.monotonic() < give_up and process.poll() is None:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return process
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+        pytest.fail("the virtual card did not start")
+
+    def _watch(self) -> None:
+        while not self._leave.wait(0.05):
+            if self._process.poll() is not None:
+                self._process = self._start()
+
+
+CardMaker = Callable[[int, int], VirtualCard]
+
+
+@pytest.fixture
+def make_card() -> Iterator[CardMaker]:
+    """Maker of virtual cards: `make_card(n_threads, card_bytes)`."""
+    cards: list[VirtualCard] = []
+
+    def make(n_threads: int, card_bytes: int) -> VirtualCard:
+        cards.append(VirtualCard(n_threads, card_bytes))
+        return cards[-1]
+
+    yield make
+    for card in cards:
+        card.close()
+
+
+def _sample(name: str) -> Path:
+    path = ROOT / "gguf_models" / name
+    if not path.is_file():
+        pytest.fail(f"{path} is missing: run `python -m offloadtune.install.samples`")
+    return path
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
