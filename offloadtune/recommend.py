@@ -24,7 +24,7 @@ from offloadtune.records import (
     Visit,
     Workload,
 )
-from offloadtune.search import Space, baseline_trials, is_feasible, measured, result_cost, visit_cost
+from offloadtune.search import Space, baseline_trials, candidates, is_feasible, measured, result_cost, visit_cost
 from offloadtune.units import format_bytes, format_ratio, format_seconds, format_tok_per_s
 
 Round = Mapping[Settings, tuple[Visit, ...]]
@@ -54,14 +54,6 @@ def figures(visits: Sequence[Visit], workload: Workload) -> Figures:
     )
 
 
-def noise_frac(space: Space, results: Sequence[TrialResult], rounds: Sequence[Round]) -> float:
-    """A/A noise of this session: how much neighbouring visits of the same settings differ."""
-    series = [measured(result.visits) for result in results]
-    series += [measured(visits) for one in rounds for visits in one.values()]
-    costs = [[visit_cost(visit, space.goal, space.workload) for visit in visits] for visits in series]
-    return stats.session_noise_frac(costs)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
     """The whole evidence of one sweep, and what is computed of it again and again."""
@@ -69,11 +61,15 @@ class _Case:
     space: Space
     results: Sequence[TrialResult]
     rounds: Sequence[Round]
-    noise_frac: float
+
+    @property
+    def noise_frac(self) -> float:
+        """A/A noise of this session: how much the same settings differ from one round to the next."""
+        return stats.session_noise_frac([self.round_costs(settings) for settings in (self.rounds or [{}])[0]])
 
     @property
     def feasible(self) -> dict[Settings, TrialResult]:
-        return {r.trial.settings: r for r in self.results if is_feasible(r, self.space.limit_bytes)}
+        return {result.trial.settings: result for result in candidates(self.space, self.results)}
 
     def round_costs(self, settings: Settings) -> list[float]:
         goal, workload = self.space.goal, self.space.workload
@@ -103,12 +99,12 @@ class _Case:
             return [best]
         if self.space.goal is Goal.CONTEXT:
             entrants = [settings for settings in entrants if settings.n_ctx == best.n_ctx]
-        return [s for s in entrants if s == best or self.compare("", s, best).verdict is Verdict.SAME]
+        return [s for s in entrants if stats.is_tie(self.compare("", s, best).ratio, self.noise_frac)]
 
 
 def recommend(space: Space, results: Sequence[TrialResult], rounds: Sequence[Round]) -> Recommendation | None:
     """The answer so far, or None when no feasible trial has been measured. `rounds` may be empty."""
-    case = _Case(space=space, results=results, rounds=rounds, noise_frac=noise_frac(space, results, rounds))
+    case = _Case(space=space, results=results, rounds=rounds)
     feasible = case.feasible
     if not feasible:
         return None
@@ -154,7 +150,24 @@ def _reasons(case: _Case, chosen: TrialResult, versus: Sequence[Comparison], n_t
         yield "Flash attention is on: it changes the order of the arithmetic, not the precision stored."
     for name, value in space.kept.items():
         yield f"Kept for the sake of this engine build: {name}={value}."
-    yield f"Noise of this session: two visits of the same settings differ by {case.noise_frac:.1%} (median)."
+    yield from _context_reasons(case, chosen)
+    if len(case.rounds) > 1:
+        noise = f"{case.noise_frac:.1%}"
+        yield f"Noise of this session: the same settings differ by {noise} (median) from one round to the next."
+
+
+def _context_reasons(case: _Case, chosen: TrialResult) -> Iterator[str]:
+    """What more context would have cost, where that was measured."""
+    settings, goal, workload = chosen.trial.settings, case.space.goal, case.space.workload
+    for result in case.results:
+        n_ctx = result.trial.settings.n_ctx
+        if n_ctx > settings.n_ctx and result.trial.settings.replace(n_ctx=settings.n_ctx) == settings:
+            if is_feasible(result, case.space.limit_bytes):
+                more = format_seconds(result_cost(result, goal, workload)[1])
+                less = format_seconds(result_cost(chosen, goal, workload)[1])
+                yield f"A context of {n_ctx} runs too: {more} for {_GOAL_WORDS[goal]} against {less}, one visit each."
+            else:
+                yield f"A context of {n_ctx} does not run: {result.reason}."
 
 
 def _placement_reason(case: _Case, chosen: TrialResult) -> str:
@@ -185,12 +198,14 @@ def _no_offload_reason(case: _Case, chosen: TrialResult) -> str:
     rival = min(rivals, key=lambda result: result_cost(result, case.space.goal, workload))
     ours, theirs = figures(case.visits(chosen), workload), figures(case.visits(rival), workload)
     return (
-        f"Do not offload: the CPU alone reads {format_tok_per_s(ours.prefill_tok_per_s.p50)} and writes "
-        f"{format_tok_per_s(ours.decode_tok_per_s.p50)}; with {rival.trial.settings.n_gpu_layers} of {everything} layers on the "
-        f"device it was {format_tok_per_s(theirs.prefill_tok_per_s.p50)} and "
-        f"{format_tok_per_s(theirs.decode_tok_per_s.p50)}: a turn of {format_seconds(theirs.turn_s.p50)} against "
-        f"{format_seconds(ours.turn_s.p50)}."
+        f"Do not offload: the CPU alone {_speed_words(ours)}; with {rival.trial.settings.n_gpu_layers} of {everything} "
+        f"layers on the device it {_speed_words(theirs)}."
     )
+
+
+def _speed_words(figures: Figures) -> str:
+    reads, writes = format_tok_per_s(figures.prefill_tok_per_s.p50), format_tok_per_s(figures.decode_tok_per_s.p50)
+    return f"reads {reads} and writes {writes}, a turn of {format_seconds(figures.turn_s.p50)}"
 
 
 def _versus_reason(space: Space, comparison: Comparison) -> str:

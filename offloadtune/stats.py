@@ -64,6 +64,14 @@ def judge(ratio: Estimate, noise_frac: float) -> Verdict:
     return Verdict.SAME
 
 
+def is_tie(ratio: Estimate, noise_frac: float) -> bool:
+    """Whether the slower of two may stand for the faster: inside the noise, or inside an interval of enough rounds.
+
+    Below three rounds the interval says next to nothing, and taking it for a tie would always choose the default.
+    """
+    return ratio.p50 <= 1 + noise_frac or (ratio.n_samples >= 3 and ratio.low <= 1)
+
+
 def session_noise_frac(repeats: Sequence[Sequence[float]]) -> float:
     """A/A noise: median relative difference of neighbouring repeats of the same settings; 0 without repeats."""
     differences = [abs(math.log(after / before)) for series in repeats for before, after in itertools.pairwise(series)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.status import Status
 
-from offloadtune.records import Outcome, Recommendation
+from offloadtune.records import Goal, Outcome, Recommendation
 from offloadtune.sweeps import Event, Listener, RoundFinished, Said, TrialFinished, TrialStarted
 from offloadtune.units import format_seconds, format_tok_per_s
 
@@ -68,6 +68,10 @@ def _result_words(event: TrialFinished) -> str:
 def _best_words(best: Recommendation | None) -> str:
     if best is None:
         return ""
-    settings = best.trial.settings
-    turn = format_seconds(best.figures.turn_s.p50)
-    return f"  (best so far: {turn} a turn, {settings.n_gpu_layers} layers on the device)"
+    if best.goal is Goal.TTFT:
+        figure = f"{format_seconds(best.figures.ttft_s.p50)} to the first token"
+    elif best.goal is Goal.DECODE:
+        figure = format_tok_per_s(best.figures.decode_tok_per_s.p50)
+    else:
+        figure = f"{format_seconds(best.figures.turn_s.p50)} a turn"
+    return f"  (best so far: {figure}, n_gpu_layers {best.trial.settings.n_gpu_layers})"

@@ -30,6 +30,7 @@ _UNSUPPORTED = re.compile(
     re.IGNORECASE,
 )
 _DEVICE_LOST = re.compile(r"Remote RPC server crashed|Failed to connect to", re.IGNORECASE)
+_SOURCE_FOLDER = re.compile(r"\S*[/\\](?=[\w.-]+\.(?:c|cc|cpp|cu|cuh|h|hpp|m):\d+)")  # of whoever built the engine
 _HOST_BUFFERS = ("CPU", "CUDA_Host", "ROCm_Host", "Vulkan_Host", "AMX")
 _PHASES = {
     "load": "while loading the file",
@@ -76,8 +77,18 @@ def classify(  # noqa: PLR0911 - a table of cases, first match wins
     return Outcome.CRASHED, f"the engine died with {how} {when}: {telling}"
 
 
+def is_engine_fault(evidence: Evidence) -> bool:
+    """Whether a death speaks against the engine build itself, not against memory or a device that went away."""
+    outcome, _ = classify(evidence, offloads=True)
+    return outcome is Outcome.CRASHED and not _DEVICE_LOST.search(evidence.abort_text or "")
+
+
 def _telling_line(evidence: Evidence) -> str:
     """The line that says most: the abort text, else the last one that speaks of an error, else the last."""
+    return _SOURCE_FOLDER.sub("", _most_telling(evidence)).rstrip(".")
+
+
+def _most_telling(evidence: Evidence) -> str:
     if evidence.abort_text:
         return evidence.abort_text.splitlines()[0]
     telling = re.compile(r"error|fail|unable|abort|assert|unknown|unsupported", re.IGNORECASE)

@@ -93,8 +93,8 @@ class Runner:
         self._unload()
         return {device.name: device.free_bytes for device in self._devices()}
 
-    def try_tiny(self, settings: Settings, *, timeout_s: float) -> tuple[Outcome, str]:
-        """Outcome of a turn of a few tokens in a small context; leaves the placement loaded when it lives."""
+    def try_tiny(self, settings: Settings, *, timeout_s: float) -> tuple[Outcome, str, Evidence | None]:
+        """How a turn of a few tokens in a small context ends; leaves the placement loaded when it lives."""
         deadline = time.monotonic() + timeout_s
         small = settings.replace(
             n_ctx=_N_TINY_CTX, n_batch=min(settings.n_batch, _N_TINY_CTX), n_ubatch=min(settings.n_ubatch, _N_TINY_CTX)
@@ -104,9 +104,8 @@ class Runner:
             with self._opened(small, deadline) as opened:
                 self._ask("tiny", deadline, context=opened["handle"])
         except (WorkerDiedError, WorkerRefusedError) as error:
-            outcome, reason, _ = self._failed(error, settings)
-            return outcome, reason
-        return Outcome.OK, ""
+            return self._failed(error, settings)
+        return Outcome.OK, "", None
 
     def run(self, trial: Trial, plan: VisitPlan, *, timeout_s: float) -> TrialResult:
         """Everything one trial shows. Never raises for what the trial does; see `Outcome`."""

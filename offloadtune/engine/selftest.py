@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from offloadtune.engine.classify import is_engine_fault
 from offloadtune.engine.runner import Runner
 from offloadtune.records import Outcome, Settings
 
@@ -35,8 +36,8 @@ def self_test(runner: Runner, settings: Settings, *, timeout_s: float) -> SelfTe
     Only a crash is searched: running out of memory or being refused says nothing about the build. The placement
     stays loaded, so a trial of it that follows needs no load of its own.
     """
-    outcome, reason = runner.try_tiny(settings, timeout_s=timeout_s)
-    if outcome is not Outcome.CRASHED:
+    outcome, reason, evidence = runner.try_tiny(settings, timeout_s=timeout_s)
+    if evidence is None or outcome is not Outcome.CRASHED or not is_engine_fault(evidence):
         return SelfTest(knobs={}, sentence="")
     together = {
         name: value for knob in _SAVING_KNOBS for name, value in knob.items() if knob != {"flash_attn_type": "enabled"}
@@ -44,7 +45,7 @@ def self_test(runner: Runner, settings: Settings, *, timeout_s: float) -> SelfTe
     for knobs in (*_SAVING_KNOBS, together):
         if all(getattr(settings, name) == value for name, value in knobs.items()):
             continue
-        survived, _ = runner.try_tiny(settings.replace(**knobs), timeout_s=timeout_s)
+        survived, _, _ = runner.try_tiny(settings.replace(**knobs), timeout_s=timeout_s)
         if survived is Outcome.OK:
             words = ", ".join(f"{name}={value}" for name, value in knobs.items())
             return SelfTest(

@@ -110,7 +110,7 @@ def next_trial(space: Space, results: Sequence[TrialResult]) -> Trial | None:
     for trial in baseline_trials(space).values():
         if trial.settings not in tried:
             return trial
-    feasible = [result for result in results if is_feasible(result, space.limit_bytes)]
+    feasible = candidates(space, results)
     if not feasible:
         return None
     best = min(feasible, key=lambda result: result_cost(result, space.goal, space.workload))
@@ -120,9 +120,19 @@ def next_trial(space: Space, results: Sequence[TrialResult]) -> Trial | None:
     return None
 
 
+def candidates(space: Space, results: Sequence[TrialResult]) -> list[TrialResult]:
+    """Results that may be recommended: feasible, and with the context wanted unless more of it is the goal."""
+    return [
+        result
+        for result in results
+        if is_feasible(result, space.limit_bytes)
+        and (space.goal is Goal.CONTEXT or result.trial.settings.n_ctx == space.n_ctx)
+    ]
+
+
 def finalists(space: Space, results: Sequence[TrialResult]) -> tuple[Trial, ...]:
     """Who is compared side by side: the best few and the baselines that ran."""
-    feasible = [result for result in results if is_feasible(result, space.limit_bytes)]
+    feasible = candidates(space, results)
     ranked = sorted(feasible, key=lambda result: result_cost(result, space.goal, space.workload))
     chosen = [result.trial for result in ranked[:_N_BEST_FINALISTS]]
     ran = {result.trial.settings for result in feasible}
@@ -190,7 +200,7 @@ def _neighbours(space: Space, best: Settings) -> Iterator[tuple[Settings, str]]:
             steps.append(({"n_threads": n_threads}, f"{format_count(n_threads, 'thread')} for decoding"))
             steps.append(({"n_threads_batch": n_threads}, f"{format_count(n_threads, 'thread')} for prompts"))
     n_ctx = best.n_ctx * 2
-    if n_ctx <= space.facts.n_ctx_train and (space.goal is Goal.CONTEXT or best.n_ctx == space.n_ctx):
+    if n_ctx <= space.facts.n_ctx_train:
         steps.append(({"n_ctx": n_ctx}, f"twice the context, {n_ctx}"))
     held = {**space.kept, **space.fixed}
     for changes, why in steps:
