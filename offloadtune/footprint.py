@@ -66,13 +66,13 @@ def estimate_footprint(facts: GgufFacts, settings: Settings) -> Footprint:
 
 def kv_cache_layer_bytes(facts: GgufFacts, settings: Settings, i_layer: int) -> int:
     """Cache of one block, all sequences."""
-    n_ctx = pad_256(settings.n_ctx)
-    cells = n_ctx
+    n_streams, n_shared = (1, settings.n_seq_max) if settings.kv_unified else (settings.n_seq_max, 1)
+    cells = pad_256(pad_256(settings.n_ctx) // n_streams)
     if facts.n_swa and facts.is_swa[i_layer] and not settings.swa_full:
-        cells = pad_256(min(n_ctx, facts.n_swa * settings.n_seq_max + settings.n_ubatch))
+        cells = pad_256(min(cells, facts.n_swa * n_shared + min(settings.n_ubatch, settings.n_batch)))
     n_head_kv = facts.n_head_kv[i_layer]
     row = ROW_BYTES[settings.type_k] * facts.n_embd_head_k + ROW_BYTES[settings.type_v] * facts.n_embd_head_v
-    return round(cells * n_head_kv * row)
+    return round(n_streams * cells * n_head_kv * row)
 
 
 def kv_cache_bytes(facts: GgufFacts, settings: Settings) -> int:

@@ -65,11 +65,16 @@ class _Case:
     @property
     def noise_frac(self) -> float:
         """A/A noise of this session: how much the same settings differ from one round to the next."""
-        return stats.session_noise_frac([self.round_costs(settings) for settings in (self.rounds or [{}])[0]])
+        everywhere = [settings for settings in (self.rounds or [{}])[0] if self.is_in_rounds(settings)]
+        return stats.session_noise_frac([self.round_costs(settings) for settings in everywhere])
 
     @property
     def feasible(self) -> dict[Settings, TrialResult]:
         return {result.trial.settings: result for result in candidates(self.space, self.results)}
+
+    def is_in_rounds(self, settings: Settings) -> bool:
+        """Whether every round holds `settings`: a finalist that fails later is in the first ones only."""
+        return all(settings in one for one in self.rounds)
 
     def round_costs(self, settings: Settings) -> list[float]:
         goal, workload = self.space.goal, self.space.workload
@@ -108,7 +113,9 @@ def recommend(space: Space, results: Sequence[TrialResult], rounds: Sequence[Rou
     feasible = case.feasible
     if not feasible:
         return None
-    entrants = [settings for settings in feasible if rounds and all(settings in one for one in rounds)] or [*feasible]
+    entrants = [settings for settings in feasible if case.is_in_rounds(settings)]
+    if not entrants:  # all that were compared have failed since
+        return recommend(space, results, ())
     best = min(entrants, key=case.rank)
     tied = case.tied_with(best, entrants)
     baselines = baseline_trials(space)
@@ -118,7 +125,7 @@ def recommend(space: Space, results: Sequence[TrialResult], rounds: Sequence[Rou
     versus = tuple(
         case.compare(name, trial.settings, chosen)
         for name, trial in baselines.items()
-        if trial.settings == chosen or (rounds and trial.settings in entrants)
+        if trial.settings == chosen or (rounds and case.is_in_rounds(trial.settings))
     )
     return Recommendation(
         goal=space.goal,
@@ -151,6 +158,8 @@ def _reasons(case: _Case, chosen: TrialResult, versus: Sequence[Comparison], n_t
     for name, value in space.kept.items():
         yield f"Kept for the sake of this engine build: {name}={value}."
     yield from _context_reasons(case, chosen)
+    if not case.rounds:
+        yield "There was no time to compare side by side: one visit of each decided. A larger budget gives a verdict."
     if len(case.rounds) > 1:
         noise = f"{case.noise_frac:.1%}"
         yield f"Noise of this session: the same settings differ by {noise} (median) from one round to the next."
@@ -174,20 +183,30 @@ def _placement_reason(case: _Case, chosen: TrialResult) -> str:
     space, settings = case.space, chosen.trial.settings
     if not space.has_devices:
         return "Everything runs on the CPU: the engine lists no other device."
+    is_fixed = "n_gpu_layers" in space.fixed
     if not settings.offloads:
-        return _no_offload_reason(case, chosen)
+        return "Nothing is offloaded, as you asked." if is_fixed else _no_offload_reason(case, chosen)
     took = f"{format_bytes(sum(peak for _, peak in chosen.device_peak_bytes))} of {format_bytes(space.device_bytes)}"
     if settings.n_gpu_layers >= space.everything:
         return f"All {space.everything} layers are on the device, {took}."
-    more = estimate_footprint(space.facts, settings.replace(n_gpu_layers=settings.n_gpu_layers + 1))
-    failed = [
-        result.trial.settings.n_gpu_layers
-        for result in case.results
-        if result.trial.settings not in case.feasible and result.trial.settings.n_gpu_layers > settings.n_gpu_layers
-    ]
-    proof = f"{min(failed)} were tried and did not run" if failed else f"it needs about {format_bytes(more.bytes)}"
     layers = f"{settings.n_gpu_layers} of {space.everything} layers are on the device, {took}"
-    return f"{layers}; one more does not fit: {proof}."
+    return f"{layers}, as you asked." if is_fixed else f"{layers}; {_more_layers_words(case, settings)}."
+
+
+def _more_layers_words(case: _Case, settings: Settings) -> str:
+    """What is known of more layers on the device than the settings chosen have."""
+    n_layers, limit_bytes = settings.n_gpu_layers, case.space.limit_bytes
+    more = [result for result in case.results if result.trial.settings.n_gpu_layers > n_layers]
+    runs = [result for result in more if is_feasible(result, limit_bytes)]
+    ran = [result.trial.settings.n_gpu_layers for result in runs if result.trial.settings.n_ctx >= settings.n_ctx]
+    if ran:
+        return f"{max(ran)} run too, but not faster beyond the noise"
+    failed = min((result.trial.settings.n_gpu_layers for result in more if result not in runs), default=None)
+    if failed is not None:
+        tried = f"{failed} were tried and did not run"
+        return f"one more does not fit: {tried}" if failed == n_layers + 1 else tried
+    needed = estimate_footprint(case.space.facts, settings.replace(n_gpu_layers=n_layers + 1))
+    return f"one more would need about {format_bytes(needed.bytes)}"
 
 
 def _no_offload_reason(case: _Case, chosen: TrialResult) -> str:
@@ -211,10 +230,12 @@ def _speed_words(figures: Figures) -> str:
 def _versus_reason(space: Space, comparison: Comparison) -> str:
     names = {"cpu_only": "the CPU alone", "default": f"{space.target.value}'s own defaults"}
     name, ratio = names[comparison.against], comparison.ratio
-    if ratio.n_samples == 0:
-        return f"These are the settings of {name}: nothing tried was better beyond the noise."
+    if ratio.n_samples == 0:  # the same settings
+        return f"These are the settings of {name}: nothing tried was better."
     if comparison.verdict is Verdict.SLOWER:
         ratio = dataclasses.replace(ratio, p50=1 / ratio.p50, low=1 / ratio.high, high=1 / ratio.low)
+    if ratio.n_samples == 1:
+        return f"{format_ratio(ratio.p50)} as long with {name}, by a single round: too few to tell."
     interval = f"95 % interval {format_ratio(ratio.low)} to {format_ratio(ratio.high)}, {ratio.n_samples} rounds"
     if comparison.verdict is Verdict.SAME:
         return f"Same as {name} within the noise ({interval})."

@@ -158,6 +158,14 @@ class Machine:
     devices: tuple[Device, ...] | None
     notes: tuple[Note, ...] = ()
 
+    def nvml_of(self, device: Device) -> NvmlGpu | None:
+        """The driver's view of `device`, found by its PCI address (NVML writes the domain with eight digits)."""
+        for gpu in self.host.nvml_gpus or ():
+            ours, theirs = (device.device_id or "").lower(), (gpu.pci_bus_id or "").lower()
+            if ours and theirs and theirs.endswith(ours.removeprefix("0000")):
+                return gpu
+        return None
+
     @property
     def machine_id(self) -> str:
         """Name of the folder of this machine's profiles: stable facts only, no free memory, no measured speed."""

@@ -86,7 +86,10 @@ Listener = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepReport:
-    """What a sweep found and where it stands. `baselines` holds those that ran, by name."""
+    """What a sweep found and where it stands. `baselines` holds those that ran, by name.
+
+    `apply_text` is what the target takes, kept at `apply_path` too: a Python program or a shell command.
+    """
 
     machine: Machine
     engine: EngineBuild
@@ -100,6 +103,7 @@ class SweepReport:
     skipped: tuple[str, ...]
     apply_text: str
     profile_path: Path
+    apply_path: Path
     journal_path: Path
     is_interrupted: bool
     duration_s: float

@@ -5,6 +5,7 @@ Floor 0: standard library only. Inside the program quantities are plain numbers 
 
 from __future__ import annotations
 
+import math
 import re
 
 KIB = 1024
@@ -29,6 +30,8 @@ _BYTE_UNITS = {
 }
 _SECOND_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*\Z")
+_SECONDS_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+_SECONDS = re.compile(r"\s*(?:\d+(?:\.\d+)?\s*[a-zA-Z]+\s*)*(?:\d+(?:\.\d+)?)?\s*\Z")  # only the last may lack a unit
 
 
 def parse_bytes(text: str) -> int:
@@ -38,10 +41,11 @@ def parse_bytes(text: str) -> int:
     """
     match = _QUANTITY.match(text)
     scale = _BYTE_UNITS.get(match[2].lower()) if match else None
-    if match is None or scale is None:
+    n_bytes = float(match[1]) * scale if match and scale else math.inf
+    if not math.isfinite(n_bytes):
         message = f"{text!r} is not an amount of memory; write it like 24GiB, 8G or 500MB"
         raise ValueError(message)
-    return round(float(match[1]) * scale)
+    return round(n_bytes)
 
 
 def parse_seconds(text: str) -> float:
@@ -49,18 +53,11 @@ def parse_seconds(text: str) -> float:
 
     Raises ValueError, with the accepted forms, for anything else.
     """
-    parts = re.findall(r"\d+(?:\.\d+)?\s*[a-zA-Z]*", text)
-    if not parts or "".join(parts).replace(" ", "") != text.replace(" ", ""):
+    parts = _SECONDS_PART.findall(text) if _SECONDS.match(text) else []
+    total = sum(float(number) * _SECOND_UNITS.get(unit.lower(), math.nan) for number, unit in parts)
+    if not parts or not math.isfinite(total):
         message = f"{text!r} is not a length of time; write it like 90s, 2m or 1h"
         raise ValueError(message)
-    total = 0.0
-    for part in parts:
-        match = _QUANTITY.match(part)
-        scale = _SECOND_UNITS.get(match[2].lower()) if match else None
-        if match is None or scale is None:
-            message = f"{text!r} is not a length of time; write it like 90s, 2m or 1h"
-            raise ValueError(message)
-        total += float(match[1]) * scale
     return total
 
 
@@ -68,7 +65,7 @@ def format_bytes(n_bytes: float) -> str:
     """`n_bytes` to three significant digits in binary units: "0 B", "812 KiB", "1.50 GiB"."""
     size = float(n_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1000:  # three digits at most, so 1000 KiB reads as 0.98 MiB
+        if abs(size) < 999.5:  # three digits at most, so 1000 KiB reads as 0.98 MiB
             return f"{size:.0f} B" if unit == "B" else f"{_three_digits(size)} {unit}"
         size /= 1024
     return f"{_three_digits(size)} TiB"
@@ -78,7 +75,7 @@ def format_seconds(seconds: float) -> str:
     """`seconds` to three significant digits: "850 µs", "12.3 ms", "4.20 s", "2 min 05 s", "1 h 02 min"."""
     if seconds < 0:
         return f"-{format_seconds(-seconds)}"
-    if seconds < 1e-3:
+    if seconds < 0.9995e-3:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 0.9995:
         return f"{_three_digits(seconds * 1e3)} ms"

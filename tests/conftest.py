@@ -31,10 +31,9 @@ def gemma3_path() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Journals, profiles and remembered facts of the test's own; the working folder has no ./profiles."""
-    folder = tmp_path / "home"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("OFFLOADTUNE_HOME", str(folder))
     monkeypatch.chdir(folder)
     return folder

@@ -5,8 +5,10 @@ Nothing heavy is imported here: `offloadtune --help` loads neither numpy nor the
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
+import traceback
 from types import FrameType
 from typing import Annotated
 
@@ -46,6 +48,9 @@ def common(
 
 def main() -> None:
     """Run; a mistake of the user's becomes one sentence, one next step and its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be text, terminals not UTF-8
     signal.signal(signal.SIGTERM, _stop)
     try:
         app()
@@ -54,6 +59,23 @@ def main() -> None:
         if error.hint:
             typer.echo(f"  next: {error.hint}", err=True)
         sys.exit(error.exit_code)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
+        typer.echo(f"offloadtune: A mistake of offloadtune itself ended this ({type(error).__name__}).", err=True)
+        typer.echo(f"  next: report it, please, with {_kept_traceback(error)}", err=True)
+        sys.exit(1)
+
+
+def _kept_traceback(error: Exception) -> str:
+    """Name of the file that now holds the traceback; where none can be written, the error in one line."""
+    from offloadtune import pipeline  # noqa: PLC0415 - kept out of --help
+
+    path = pipeline.crash_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{sys.argv}\n{''.join(traceback.format_exception(error))}", encoding="utf-8", errors="replace")
+    except OSError:
+        return " ".join(f"this line: {error}".split())
+    return str(path)
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:

@@ -9,13 +9,16 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+_PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}  # a name may hold [ and :
+
+
 def show(view: RenderableType) -> None:
     """Print `view` to stdout, unbroken where it is not a terminal: paths and commands must stay whole."""
     from rich.console import Console  # noqa: PLC0415 - rich is slow to import
 
-    console = Console(highlight=False)
+    console = Console(**_PLAIN)
     if not console.is_terminal:
-        console = Console(highlight=False, width=1 << 16)
+        console = Console(**_PLAIN, width=1 << 16)
     console.print(view, soft_wrap=True)
 
 

@@ -23,7 +23,7 @@ _ENUMS = {
     "flash_attn_type": ("auto", "disabled", "enabled"),
     "load_mode": ("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"),
 }
-_NOT_FIXABLE = {"devices", "n_ctx", "type_k", "type_v", "n_seq_max"}
+_NOT_FIXABLE = {"devices", "n_ctx", "type_k", "type_v", "n_seq_max", "n_outputs_max"}
 
 
 def seconds(option: str, text: str) -> float:
@@ -39,16 +39,17 @@ def workload(text: str) -> Workload:
     if text in WORKLOADS:
         return WORKLOADS[text]
     names = [field.name for field in dataclasses.fields(Workload) if field.name != "name"]
+    is_file = _is_file(text)
     try:
-        if Path(text).is_file():
+        if is_file:
             values = tomllib.loads(Path(text).read_text(encoding="utf-8"))
             return Workload(
                 name=Path(text).stem, **{name: int(value) for name, value in values.items() if name != "name"}
             )
         numbers = [int(part) for part in text.split("/")]
         return Workload(name=text, **dict(zip(names, numbers, strict=True)))
-    except (ValueError, TypeError, OSError) as error:
-        detail = f" ({error})" if "workload needs" in str(error) or Path(text).is_file() else ""
+    except (ValueError, TypeError, OverflowError, OSError) as error:
+        detail = f" ({error})" if "workload needs" in str(error) or is_file else ""
         raise UsageError(f"--workload {text!r} is not a workload{detail}.", hint=f"use {_WORKLOAD_FORMS}") from None
 
 
@@ -64,6 +65,13 @@ def choice(option: str, text: str, values: Sequence[str]) -> str:
     raise UsageError(f"{option} {text!r} is not known.", hint=f"use {_nearest(text, values)}")
 
 
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a path
+        return False
+
+
 def _fixed_setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     defaults = {field.name: field.default for field in dataclasses.fields(Settings) if field.name not in _NOT_FIXABLE}
@@ -76,7 +84,7 @@ def _fixed_setting(text: str) -> tuple[str, Any]:
         return name, choice(f"--set {name}", value, _ENUMS[name])
     if isinstance(default, bool):
         return name, choice(f"--set {name}", value.lower(), ("true", "false")) == "true"
-    if not value.isdigit():
+    if not value.isdecimal():
         raise UsageError(f"--set {text!r} needs a whole number.", hint=f"write it like --set {name}=4")
     return name, int(value)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from offloadtune.errors import InterruptedSweepError
 from offloadtune.records import Goal, Target
 
 
@@ -58,3 +59,5 @@ def sweep(  # noqa: PLR0913, PLR0917 - one parameter an option
         console.show_json(report.sweep_json(found))
     else:
         console.show(report.sweep_view(found))
+    if found.is_interrupted:
+        raise typer.Exit(InterruptedSweepError.exit_code)

@@ -14,9 +14,9 @@ _DEVICE_MEMORY = re.compile(
     r"CUBLAS_STATUS_ALLOC_FAILED|MTLCommandBufferErrorOutOfMemory|Requested buffer size exceeds",
     re.IGNORECASE,
 )
+_BUFFER_NAMED = re.compile(r"(?:unable|failed) to allocate (?P<name>\S+) buffer\b(?! for)", re.IGNORECASE)
 _BUFFER_REFUSED = re.compile(
-    r"unable to allocate (?P<buft>\S+) buffer|failed to allocate (?P<what>buffer for kv cache|compute \w* ?buffers)|"
-    r"failed to allocate (?P<device>\S+) buffer|alloc_tensor_range: failed",
+    r"failed to allocate (?:buffer for (?:kv|rs) cache|compute \w* ?buffers)|alloc_tensor_range: failed",
     re.IGNORECASE,
 )
 _HOST_MEMORY = re.compile(
@@ -31,7 +31,8 @@ _UNSUPPORTED = re.compile(
 )
 _DEVICE_LOST = re.compile(r"Remote RPC server crashed|Failed to connect to", re.IGNORECASE)
 _SOURCE_FOLDER = re.compile(r"\S*[/\\](?=[\w.-]+\.(?:c|cc|cpp|cu|cuh|h|hpp|m):\d+)")  # of whoever built the engine
-_HOST_BUFFERS = ("CPU", "CUDA_Host", "ROCm_Host", "Vulkan_Host", "AMX")
+_TROUBLE = re.compile(r"error|fail|unable|abort|assert|unknown|unsupported", re.IGNORECASE)
+_HOST_BUFFERS = re.compile(r"CPU|AMX|output$|.*_Host$")
 _PHASES = {
     "load": "while loading the file",
     "open": "while opening the context",
@@ -49,50 +50,55 @@ def classify(  # noqa: PLR0911 - a table of cases, first match wins
     when = _PHASES.get(evidence.phase, f"in {evidence.phase}")
     if timed_out:
         return Outcome.TIMED_OUT, f"no answer in the time allowed, {when}"
-    text = "\n".join((*evidence.last_lines, evidence.abort_text or ""))
-    telling = _telling_line(evidence)
-    if _DEVICE_MEMORY.search(text):
-        return Outcome.OUT_OF_MEMORY_DEVICE, f"the device's memory ran out {when}: {telling}"
-    refused = _BUFFER_REFUSED.search(text)
-    if refused:
-        named = refused["buft"] or refused["device"] or ""
-        on_host = named.startswith(_HOST_BUFFERS) if named else not offloads
+    if line := _line_with(_DEVICE_MEMORY, evidence):
+        return Outcome.OUT_OF_MEMORY_DEVICE, f"the device's memory ran out {when}: {line}"
+    if line := _line_with(_BUFFER_NAMED, evidence) or _line_with(_BUFFER_REFUSED, evidence):
+        on_host = _is_host_buffer(line, offloads=offloads)
         outcome = Outcome.OUT_OF_MEMORY_HOST if on_host else Outcome.OUT_OF_MEMORY_DEVICE
-        return outcome, f"{'main' if on_host else 'the device'} memory ran out {when}: {telling}".replace(
-            "main", "main", 1
-        )
-    if _HOST_MEMORY.search(text):
-        return Outcome.OUT_OF_MEMORY_HOST, f"main memory ran out {when}: {telling}"
+        whose = "main" if on_host else "the device's"
+        return outcome, f"{whose} memory ran out {when}: {line}"
+    if line := _line_with(_HOST_MEMORY, evidence):
+        return Outcome.OUT_OF_MEMORY_HOST, f"main memory ran out {when}: {line}"
     if evidence.signal == "SIGKILL":
         return Outcome.OUT_OF_MEMORY_HOST, f"the system killed the engine {when}, as it does when main memory runs out"
-    if _UNSUPPORTED.search(text):
-        return Outcome.UNSUPPORTED, f"the engine does not support this: {telling}"
-    if _DEVICE_LOST.search(text):
-        return Outcome.CRASHED, f"the remote device went away {when}: {telling}"
+    if line := _line_with(_UNSUPPORTED, evidence):
+        return Outcome.UNSUPPORTED, f"the engine does not support this: {line}"
+    if line := _line_with(_DEVICE_LOST, evidence):
+        return Outcome.CRASHED, f"the remote device went away {when}: {line}"
+    line = _telling_line(evidence)
     if evidence.signal is None and evidence.exit_code is None:  # it refused and lives
-        return (
-            Outcome.UNSUPPORTED if evidence.phase == "unsupported" else Outcome.LOAD_FAILED
-        ), f"refused {when}: {telling}"
+        outcome = Outcome.UNSUPPORTED if evidence.phase == "unsupported" else Outcome.LOAD_FAILED
+        return outcome, f"refused {when}: {line}"
     how = evidence.signal or f"exit code {evidence.exit_code}"
-    return Outcome.CRASHED, f"the engine died with {how} {when}: {telling}"
+    return Outcome.CRASHED, f"the engine died with {how} {when}: {line}"
 
 
 def is_engine_fault(evidence: Evidence) -> bool:
     """Whether a death speaks against the engine build itself, not against memory or a device that went away."""
     outcome, _ = classify(evidence, offloads=True)
-    return outcome is Outcome.CRASHED and not _DEVICE_LOST.search(evidence.abort_text or "")
+    return outcome is Outcome.CRASHED and _line_with(_DEVICE_LOST, evidence) is None
+
+
+def _line_with(pattern: re.Pattern[str], evidence: Evidence) -> str | None:
+    """The last line that `pattern` is found in, the abort text first."""
+    for line in ((evidence.abort_text or "").partition("\n")[0], *reversed(evidence.last_lines)):
+        if pattern.search(line):
+            return _readable(line)
+    return None
 
 
 def _telling_line(evidence: Evidence) -> str:
-    """The line that says most: the abort text, else the last one that speaks of an error, else the last."""
-    return _SOURCE_FOLDER.sub("", _most_telling(evidence)).rstrip(".")
-
-
-def _most_telling(evidence: Evidence) -> str:
+    """The line that says most: the abort text, else the last one that speaks of trouble, else the last."""
     if evidence.abort_text:
-        return evidence.abort_text.splitlines()[0]
-    telling = re.compile(r"error|fail|unable|abort|assert|unknown|unsupported", re.IGNORECASE)
-    for line in reversed(evidence.last_lines):
-        if telling.search(line):
-            return line.strip()
-    return evidence.last_lines[-1].strip() if evidence.last_lines else "no message"
+        return _readable(evidence.abort_text.partition("\n")[0])
+    last = evidence.last_lines[-1] if evidence.last_lines else "no message"
+    return _line_with(_TROUBLE, evidence) or _readable(last)
+
+
+def _is_host_buffer(line: str, *, offloads: bool) -> bool:
+    named = _BUFFER_NAMED.search(line)
+    return _HOST_BUFFERS.match(named["name"]) is not None if named else not offloads
+
+
+def _readable(line: str) -> str:
+    return _SOURCE_FOLDER.sub("", line).strip().rstrip(".")

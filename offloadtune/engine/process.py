@@ -5,6 +5,7 @@ Two threads drain the child's stdout and stderr, so that neither pipe can fill a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -22,13 +23,10 @@ from offloadtune.errors import EngineError, EngineMissingError
 from offloadtune.records import Evidence
 
 WORKER_COMMAND = (sys.executable, "-m", "offloadtune.engine.worker")
-ENGINE_HINT = (
-    "install it with: CMAKE_ARGS='-DGGML_RPC=ON -DLLAVA_BUILD=OFF' pip install 'offloadtune[engine]' "
-    "(add -DGGML_CUDA=on, -DGGML_VULKAN=on or -DGGML_HIP=on for your card), or run make sweep in a clone"
-)
 _N_LAST_LINES = 200
 _CONNECT_S = 3.0
 _HELLO_S = 60.0
+_HELLO_REMOTE_S = 15.0  # an endpoint in use by another client never answers
 _LEAVE_S = 5.0
 
 
@@ -103,7 +101,8 @@ class WorkerProcess:
             raise self._died(call, timed_out=False) from None
         while True:
             try:
-                reply = self._replies.get(timeout=max(0.0, deadline - time.monotonic()))
+                left_s = deadline - time.monotonic()
+                reply = self._replies.get(timeout=min(max(0.0, left_s), threading.TIMEOUT_MAX))
             except queue.Empty:
                 self.end()
                 raise self._died(call, timed_out=True) from None
@@ -121,27 +120,37 @@ class WorkerProcess:
     def end(self) -> None:
         """End the child now, whatever it does."""
         osdoor.kill_group(self._process)
-        self._process.wait()
+        self._reap()
 
     def leave(self) -> None:
         """Let the child go: closing its stdin ends it; if it does not go, end it."""
-        assert self._process.stdin is not None
+        self._close_stdin()
         try:
-            self._process.stdin.close()
             self._process.wait(_LEAVE_S)
-        except (OSError, subprocess.TimeoutExpired):
-            self.end()
+        except subprocess.TimeoutExpired:
+            osdoor.kill_group(self._process)
+        self._reap()
+
+    def _close_stdin(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # a request may be stuck in it
+            self._process.stdin.close()
+
+    def _reap(self) -> None:
+        """Wait for the child and for what its pipes still hold; their ends close with the threads."""
+        self._process.wait()
+        self._close_stdin()
+        for thread in self._threads:
+            thread.join(_LEAVE_S)
 
     def _greet(self, endpoints: Sequence[str]) -> dict[str, Any]:
         try:
-            return self.ask("hello", timeout_s=_HELLO_S)
+            return self.ask("hello", timeout_s=_HELLO_REMOTE_S if endpoints else _HELLO_S)
         except WorkerDiedError as error:
             raise _cannot_start(error, endpoints) from None
 
     def _died(self, phase: str, *, timed_out: bool) -> WorkerDiedError:
-        self._process.wait()
-        for thread in self._threads:
-            thread.join(_LEAVE_S)
+        self._reap()
         while not self._replies.empty():  # an abort message may still stand behind
             reply = self._replies.get()
             if reply and reply.get("event") == "abort":
@@ -158,28 +167,28 @@ class WorkerProcess:
 
     def _read_replies(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            try:
-                self._replies.put(json.loads(line))
-            except ValueError:  # half a line of a dying child
-                continue
+        with self._process.stdout as replies:
+            for line in replies:
+                with contextlib.suppress(ValueError):  # half a line of a dying child
+                    self._replies.put(json.loads(line))
         self._replies.put(None)
 
     def _read_lines(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._lines.append(line.decode("utf-8", "replace").rstrip())
+        with self._process.stderr as lines:
+            for line in lines:
+                self._lines.append(line.decode("utf-8", "replace").rstrip())
 
 
 def check_endpoint(endpoint: str) -> None:
     """Raise EngineError unless somebody listens at `endpoint` (HOST:PORT): the library would abort or hang."""
     host, _, port = endpoint.rpartition(":")
     hint = "start llama.cpp's rpc-server there, or leave --rpc out"
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 1 << 16:
         raise EngineError(f"{endpoint!r} is not an RPC endpoint.", hint="write it as HOST:PORT, like 192.168.1.7:50052")
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, UnicodeError) as error:  # a name that no host can have is a UnicodeError
         reason = (
             "no answer within 3 s" if isinstance(error, TimeoutError) else (getattr(error, "strerror", None) or error)
         )
@@ -189,11 +198,16 @@ def check_endpoint(endpoint: str) -> None:
 def _cannot_start(error: WorkerDiedError, endpoints: Sequence[str]) -> EngineError | EngineMissingError:
     lines = error.evidence.last_lines
     if any("No module named 'llama_cpp'" in line for line in lines):
-        return EngineMissingError("The engine, llama-cpp-python, is not installed in this Python.", hint=ENGINE_HINT)
+        return EngineMissingError("The engine, llama-cpp-python, is not installed in this Python.")
     if error.timed_out and endpoints:
         return EngineError(
             f"The RPC endpoint {', '.join(endpoints)} took the connection but does not answer.",
             hint="another client may be using it (it serves one at a time): stop that one and try again",
+        )
+    if endpoints and "RPC server" in (error.evidence.abort_text or ""):
+        return EngineError(
+            f"The RPC endpoint {', '.join(endpoints)} took the connection but does not speak as rpc-server does.",
+            hint="check the port, and that both sides run about the same version of llama.cpp",
         )
     cause = error.evidence.abort_text or error.evidence.signal or (lines[-1] if lines else "no message")
     return EngineError(

@@ -35,6 +35,7 @@ from offloadtune.records import (
 
 _N_TINY_CTX = 512
 _DRAIN_S = 5.0
+_RESPAWN_S = 15.0
 _DRAIN_TOLERANCE_BYTES = 32 << 20
 _N_WARMUP_STEPS = 2
 _N_WARMUP_PROMPT = 64
@@ -85,13 +86,16 @@ class Runner:
 
     def describe(self) -> tuple[EngineBuild, tuple[Device, ...]]:
         """The engine and the devices it lists. Raises EngineMissingError, EngineError."""
-        hello = self._living().hello
+        try:
+            hello = self._living().hello
+        except WorkerDiedError as error:
+            message = (
+                f"The engine's process died while it listed the devices: {classify(error.evidence, offloads=True)[1]}."
+            )
+            raise EngineError(
+                message, hint="try again; if a remote device is used, see that it keeps running"
+            ) from None
         return EngineBuild(**hello["build"]), _DEVICES.validate_python(hello["devices"])
-
-    def free_bytes(self) -> dict[str, int]:
-        """Free memory of each device now, without anything of ours on it."""
-        self._unload()
-        return {device.name: device.free_bytes for device in self._devices()}
 
     def try_tiny(self, settings: Settings, *, timeout_s: float) -> tuple[Outcome, str, Evidence | None]:
         """How a turn of a few tokens in a small context ends; leaves the placement loaded when it lives."""
@@ -203,12 +207,13 @@ class Runner:
         self._placement, self._loaded, self._load_ns = settings.placement, value["handle"], value["load_ns"]
 
     def _respawn(self, deadline: float) -> None:
-        """A living worker. A device that is restarting (a remote one whose server died) is waited for."""
+        """A living worker. A device that is restarting (a remote one whose server died) is waited for a while."""
+        give_up = min(deadline, time.monotonic() + _RESPAWN_S)
         while True:
             try:
                 self._living()
             except EngineError as error:
-                if time.monotonic() + 1.0 > deadline:
+                if time.monotonic() > give_up:
                     raise WorkerDiedError(Evidence(phase="load", abort_text=str(error)), timed_out=False) from None
                 time.sleep(0.5)
             else:

@@ -6,7 +6,7 @@ the fields it has no argument for (devices, use_extra_bufts).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,15 @@ from offloadtune.records import Settings
 
 _GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 _LOAD_MODES = {"mmap": (True, False), "none": (False, False), "mmap_mlock": (True, True), "mlock": (False, True)}
+
+_SAYABLE: dict[str, Callable[[Settings], bool]] = {
+    "flash_attn_type": lambda settings: settings.flash_attn_type != "auto",
+    "load_mode": lambda settings: settings.load_mode in _LOAD_MODES,
+    "n_seq_max": lambda settings: settings.n_seq_max == 1,
+    "n_outputs_max": lambda settings: settings.n_outputs_max == 0,
+    "kv_unified": lambda settings: not settings.kv_unified,
+}
+"""What `Llama` can be told of each field that it has no argument for, or one that says less."""
 
 _ENDPOINTS = """\
 registry = lib.ggml_backend_reg_by_name(b"RPC")
@@ -50,9 +59,10 @@ def llama_kwargs(settings: Settings) -> dict[str, Any]:
 
     Raises ExportError for what `Llama` can neither say nor be made to say.
     """
-    if settings.flash_attn_type == "auto" or settings.load_mode not in _LOAD_MODES:
-        message = f"Llama cannot say flash_attn_type={settings.flash_attn_type}, load_mode={settings.load_mode}."
-        raise ExportError(message, hint="sweep with --target llama_cpp_python")
+    unsayable = [f"{name}={getattr(settings, name)}" for name, says in _SAYABLE.items() if not says(settings)]
+    if unsayable:
+        message = f"Llama of llama-cpp-python cannot be told {', '.join(unsayable)}."
+        raise ExportError(message, hint="leave it out, or sweep with --target llama_server")
     use_mmap, use_mlock = _LOAD_MODES[settings.load_mode]
     return {
         "n_gpu_layers": settings.n_gpu_layers,

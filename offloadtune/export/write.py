@@ -21,9 +21,12 @@ def write_text(path: Path, text: str) -> None:
                 os.fsync(stream.fileno())
             Path(temporary).chmod(0o644)
             Path(temporary).replace(path)
-        except OSError:
+        except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
+    except UnicodeEncodeError:
+        message = f"{path} cannot be written: a name in it is not valid UTF-8."
+        raise ExportError(message, hint="rename the model file or its folder") from None
     except OSError as error:
         message = f"{path} cannot be written: {error.strerror or error}."
         raise ExportError(message, hint="check the folder's permissions and free space") from None

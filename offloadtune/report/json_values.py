@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from enum import StrEnum
 from pathlib import Path
@@ -13,8 +14,12 @@ from offloadtune.sweeps import SweepReport
 
 
 def probe_json(machine: Machine, engine: EngineBuild | None) -> dict[str, Any]:
-    """The machine as probed; unknown is null, and `notes` say why."""
-    return {"machine_id": machine.machine_id, **_plain(machine), "engine": _plain(engine)}
+    """The machine as probed; unknown is null, and `notes` say why. Devices name their card in `host.nvml_gpus`."""
+    value = {"machine_id": machine.machine_id, **_plain(machine), "engine": _plain(engine)}
+    for device, described in zip(machine.devices or (), value["devices"] or (), strict=True):
+        gpu = machine.nvml_of(device)
+        described["nvml_index"] = gpu.index if gpu else None
+    return value
 
 
 def inspect_json(facts: GgufFacts) -> dict[str, Any]:
@@ -42,7 +47,7 @@ def sweep_json(report: SweepReport) -> dict[str, Any]:
         },
         "trials": {
             "ok": outcomes[Outcome.OK],
-            "failed": sum(outcomes.values()) - outcomes[Outcome.OK],
+            "failed": sum(outcomes.values()) - outcomes[Outcome.OK] - outcomes[Outcome.CANCELLED],
             "model_loads": report.n_model_loads,
             "rounds": report.n_rounds,
             "outcomes": {outcome.value: count for outcome, count in sorted(outcomes.items())},
@@ -52,6 +57,7 @@ def sweep_json(report: SweepReport) -> dict[str, Any]:
         "skipped": list(report.skipped),
         "apply": report.apply_text,
         "profile_path": str(report.profile_path),
+        "apply_path": str(report.apply_path),
         "journal_path": str(report.journal_path),
         "interrupted": report.is_interrupted,
         "duration_s": round(report.duration_s, 3),
@@ -84,7 +90,7 @@ def _figures(figures: Figures) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON value of records, paths, enums and what they hold; infinity becomes null, which JSON has."""
+    """JSON value of records, paths, enums and what they hold; infinity and not-a-number become null, which JSON has."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -92,7 +98,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     if isinstance(value, float):
-        return value if abs(value) != float("inf") else None
+        return value if math.isfinite(value) else None
     if isinstance(value, StrEnum):
         return value.value
     return str(value) if isinstance(value, Path) else value

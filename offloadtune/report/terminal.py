@@ -15,6 +15,7 @@ from offloadtune.records import (
     Estimate,
     GgufFacts,
     Machine,
+    NvmlGpu,
     Outcome,
     Ram,
     Settings,
@@ -38,16 +39,17 @@ def probe_view(machine: Machine, engine: EngineBuild | None) -> RenderableType:
     cpu, ram = machine.host.cpu, machine.host.ram
     table.add_row("machine", machine.machine_id)
     table.add_row("system", machine.host.os)
-    table.add_row(
-        "cpu", f"{cpu.brand or 'unknown'}, {_known(cpu.n_physical_cores)} cores, {cpu.n_logical_cores} threads"
-    )
+    cores = "unknown cores" if cpu.n_physical_cores is None else format_count(cpu.n_physical_cores, "core")
+    table.add_row("cpu", f"{cpu.brand or 'unknown'}, {cores}, {format_count(cpu.n_logical_cores, 'thread')}")
     table.add_row("ram", _ram_words(ram))
     table.add_row("engine", engine.version if engine else "not installed")
-    for device in machine.devices or ():
-        table.add_row(f"device {device.name}", _device_words(device))
+    joined = [machine.nvml_of(device) for device in machine.devices or ()]
+    for device, gpu in zip(machine.devices or (), joined, strict=True):
+        table.add_row(f"device {device.name}", _device_words(device) + (_nvml_words(gpu) if gpu else ""))
     for gpu in machine.host.nvml_gpus or ():
-        pcie = f"PCIe {_known(gpu.pcie_generation)} x{_known(gpu.n_pcie_lanes)}"
-        table.add_row(f"nvidia {gpu.index}", f"{gpu.name}, driver {_known(gpu.driver)}, {pcie}")
+        if gpu not in joined:
+            missing = " - the engine cannot use it: it was built without CUDA" if machine.devices else ""
+            table.add_row(f"nvidia {gpu.index}", f"{gpu.name}{_nvml_words(gpu)}{missing}")
     notes = [Text(f"{note.subject}: {note.reason}", style="dim") for note in (*machine.host.notes, *machine.notes)]
     return Group(table, *notes)
 
@@ -56,7 +58,10 @@ def inspect_view(facts: GgufFacts) -> RenderableType:
     """What the header says."""
     table = _facts_table()
     table.add_row("file", f"{facts.path.name}, {format_bytes(facts.file_bytes)}, GGUF version {facts.version}")
-    table.add_row("model", f"{facts.name or 'unnamed'}, {facts.arch}, {facts.n_params / 1e6:,.0f} M parameters")
+    table.add_row(
+        "model",
+        f"{_printable(facts.name) or 'unnamed'}, {_printable(facts.arch)}, {facts.n_params / 1e6:,.0f} M parameters",
+    )
     table.add_row("quantisation", f"{facts.quantisation} ({_type_words(facts)})")
     table.add_row("layers", f"{facts.n_layer} and the output: -ngl {facts.n_layer + 1} is everything")
     table.add_row("layer size", f"{format_bytes(min(facts.layer_bytes))} to {format_bytes(max(facts.layer_bytes))}")
@@ -104,6 +109,7 @@ def sweep_view(report: SweepReport) -> RenderableType:
         else Text("use it in Python:", style="bold"),
         Text(report.apply_text),
         Text(_outcome_words(report), style="dim"),
+        Text(f"the same as a file: {report.apply_path}"),
         Text(f"profile: {report.profile_path}"),
     ]
     return Group(*lines)
@@ -111,7 +117,7 @@ def sweep_view(report: SweepReport) -> RenderableType:
 
 def _outcome_words(report: SweepReport) -> str:
     outcomes = Counter(result.outcome for result in report.results)
-    failed = sum(outcomes.values()) - outcomes[Outcome.OK]
+    failed = sum(outcomes.values()) - outcomes[Outcome.OK] - outcomes[Outcome.CANCELLED]
     words = [format_count(outcomes[Outcome.OK], "trial") + " ok", f"{failed} failed"]
     words += [format_count(report.n_rounds, "round") + " side by side", format_count(report.n_model_loads, "load")]
     stopped = "stopped by you after" if report.is_interrupted else "in"
@@ -142,6 +148,11 @@ def _facts_table() -> Table:
     return table
 
 
+def _printable(text: str | None) -> str:
+    """Text of a stranger's file without what a terminal would obey."""
+    return "".join(character for character in text or "" if character.isprintable())
+
+
 def _known(value: object) -> str:
     return "unknown" if value is None else str(value)
 
@@ -164,6 +175,10 @@ def _device_words(device: Device) -> str:
     return f"{device.description}, {device.kind}" + (f", {memory}" if device.is_offload_target else "")
 
 
+def _nvml_words(gpu: NvmlGpu) -> str:
+    return f", driver {_known(gpu.driver)}, PCIe {_known(gpu.pcie_generation)} x{_known(gpu.n_pcie_lanes)}"
+
+
 def _type_words(facts: GgufFacts) -> str:
     largest = sorted(facts.type_bytes, key=lambda pair: -pair[1])[:3]
-    return ", ".join(f"{name} {n_bytes / facts.tensor_bytes:.0%}" for name, n_bytes in largest)
+    return ", ".join(f"{name} {n_bytes / max(1, facts.tensor_bytes):.0%}" for name, n_bytes in largest)

@@ -27,7 +27,7 @@ class Space:
     """What may be tried. `device_bytes` is what the offload devices together have to give, 0 without any.
 
     `fixed` are settings the user named, `kept` those the self-test needs to stay alive; both hold everywhere, in
-    the baselines too. `limit_bytes` is the user's own limit on device memory.
+    the baselines too, but for n_gpu_layers of the CPU alone. `limit_bytes` is the user's own limit on device memory.
     """
 
     facts: GgufFacts
@@ -52,8 +52,10 @@ class Space:
         return self.device_bytes > 0
 
     def hold(self, settings: Settings) -> Settings:
-        """`settings` with what the self-test keeps and the user fixed."""
-        return settings.replace(**{**self.kept, **self.fixed})
+        """`settings` with what the self-test keeps and the user fixed; n_batch gives way to a larger fixed n_ubatch."""
+        held = {**self.kept, **self.fixed}
+        n_batch = max(settings.n_batch, held.get("n_ubatch", 0))
+        return settings.replace(**{"n_batch": n_batch, **held})
 
 
 def start_settings(space: Space) -> Settings:
@@ -89,7 +91,9 @@ def default_settings(space: Space) -> Settings:
 
 def baseline_trials(space: Space) -> dict[str, Trial]:
     """What the recommendation is compared with, by name; without devices "cpu_only" is where the search begins."""
-    cpu_only = start_settings(space).replace(n_gpu_layers=0, devices=() if space.has_devices else None)
+    cpu_only = start_settings(space)
+    if space.has_devices:
+        cpu_only = cpu_only.replace(n_gpu_layers=0, devices=())
     return {
         "cpu_only": _trial(space, cpu_only, "the CPU alone"),
         "default": _trial(space, default_settings(space), f"{space.target.value} with its own defaults"),
@@ -121,12 +125,16 @@ def next_trial(space: Space, results: Sequence[TrialResult]) -> Trial | None:
 
 
 def candidates(space: Space, results: Sequence[TrialResult]) -> list[TrialResult]:
-    """Results that may be recommended: feasible, and with the context wanted unless more of it is the goal."""
+    """Results that may be recommended: feasible, as the user fixed them, and with the context wanted.
+
+    With the goal `context` a larger one will do too.
+    """
     return [
         result
         for result in results
         if is_feasible(result, space.limit_bytes)
         and (space.goal is Goal.CONTEXT or result.trial.settings.n_ctx == space.n_ctx)
+        and all(getattr(result.trial.settings, name) == value for name, value in space.fixed.items())
     ]
 
 
@@ -135,7 +143,7 @@ def finalists(space: Space, results: Sequence[TrialResult]) -> tuple[Trial, ...]
     feasible = candidates(space, results)
     ranked = sorted(feasible, key=lambda result: result_cost(result, space.goal, space.workload))
     chosen = [result.trial for result in ranked[:_N_BEST_FINALISTS]]
-    ran = {result.trial.settings for result in feasible}
+    ran = {result.trial.settings for result in results if is_feasible(result, space.limit_bytes)}
     rivals = baseline_trials(space)
     if not space.has_devices:
         del rivals["cpu_only"]
@@ -200,12 +208,14 @@ def _neighbours(space: Space, best: Settings) -> Iterator[tuple[Settings, str]]:
             steps.append(({"n_threads": n_threads}, f"{format_count(n_threads, 'thread')} for decoding"))
             steps.append(({"n_threads_batch": n_threads}, f"{format_count(n_threads, 'thread')} for prompts"))
     n_ctx = best.n_ctx * 2
-    if n_ctx <= space.facts.n_ctx_train:
-        steps.append(({"n_ctx": n_ctx}, f"twice the context, {n_ctx}"))
+    if space.goal is Goal.CONTEXT:  # the last step may be a short one
+        n_ctx = min(n_ctx, space.facts.n_ctx_train // 256 * 256)
+    if best.n_ctx < n_ctx <= space.facts.n_ctx_train:
+        steps.append(({"n_ctx": n_ctx}, f"more context, {n_ctx}"))
     held = {**space.kept, **space.fixed}
     for changes, why in steps:
         if not any(name in held for name in changes):
-            yield _sane(best.replace(**changes)), why
+            yield space.hold(_sane(best.replace(**changes))), why
 
 
 def _sane(settings: Settings) -> Settings:
@@ -216,8 +226,8 @@ def _sane(settings: Settings) -> Settings:
 
 
 def _can_fit(space: Space, settings: Settings) -> bool:
-    """False only when weights and cache alone are more than there is."""
-    return estimate_footprint(space.facts, settings).least_bytes <= space.device_bytes
+    """False only when weights and cache alone are more than there is; without devices nothing goes there."""
+    return not space.has_devices or estimate_footprint(space.facts, settings).least_bytes <= space.device_bytes
 
 
 def _fit_rule(space: Space, settings: Settings) -> int:

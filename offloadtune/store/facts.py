@@ -28,9 +28,12 @@ class FactFile:
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump(facts, stream, indent=1, sort_keys=True)
-            Path(temporary).replace(self._path)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                    json.dump(facts, stream, indent=1, sort_keys=True)
+                Path(temporary).replace(self._path)
+            finally:
+                Path(temporary).unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Any]:
         try:

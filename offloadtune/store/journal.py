@@ -85,11 +85,11 @@ class Journal:
 def read_journal(path: Path) -> JournalContent:
     """Read a journal back. Raises StoreError when it is not one, is newer than this program, or was edited."""
     lines = _lines(path)
-    if not lines or lines[0].get("kind") != "header":
+    value = lines[0]["value"] if lines and lines[0]["kind"] == "header" else None
+    written_format = value.pop("format", None) if isinstance(value, dict) else None
+    if not isinstance(written_format, int):
         message = f"{path} is not a journal of a sweep."
         raise StoreError(message, hint="name a file that a sweep made")
-    value = dict(lines[0]["value"])
-    written_format = value.pop("format", 0)
     if written_format > FORMAT:
         message = f"{path} was written by a newer offloadtune (format {written_format}, this one reads {FORMAT})."
         raise StoreError(message, hint="update offloadtune")
@@ -103,7 +103,7 @@ def read_journal(path: Path) -> JournalContent:
                 None,
             ),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         message = f"{path} holds a line that does not read as what it says it is: {str(error).splitlines()[0]}"
         raise StoreError(message, hint="move the file away and sweep again") from None
 
@@ -117,8 +117,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     lines = []
     for i, text in enumerate(raw[:-1]):  # what follows the last newline is torn or empty
         try:
-            lines.append(json.loads(text))
-        except ValueError:
+            line = json.loads(text)
+            lines.append({"kind": line["kind"], "value": line["value"]})
+        except (ValueError, TypeError, KeyError):
             message = f"{path} is damaged at line {i + 1}."
             raise StoreError(message, hint="move the file away and sweep again") from None
     return lines

@@ -1,0 +1,92 @@
+"""The conductor: probe -> plan -> run -> store -> recommend -> export. The only package that knows both wings.
+
+sweep      checks what was asked, then
+measuring  one sweep under way: self-test, trials, rounds side by side
+answering  its report and profile, or why there is none
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from offloadtune import export, store
+from offloadtune.engine import WORKER_COMMAND, Runner
+from offloadtune.errors import EngineMissingError, InterruptedSweepError, UsageError
+from offloadtune.footprint import pad_256
+from offloadtune.gguf import read_gguf
+from offloadtune.install import engine_line, plan_build, read_toolchain
+from offloadtune.pipeline.answering import answer_sweep, sha256
+from offloadtune.pipeline.measuring import Measuring
+from offloadtune.probe import probe_host
+from offloadtune.records import EngineBuild, GgufFacts, Machine, Note, Settings, Target
+from offloadtune.sweeps import Listener, SweepReport, SweepRequest
+
+
+def probe(endpoints: Sequence[str] = (), *, measure: bool = True) -> tuple[Machine, EngineBuild | None]:
+    """The machine, and the engine when it is installed; without one the devices are unknown and a note says so.
+
+    Raises EngineError when an endpoint does not answer.
+    """
+    host = probe_host(measure=measure)
+    try:
+        with Runner(Path(), endpoints) as runner:
+            build, devices = runner.describe()
+    except EngineMissingError as error:
+        note = Note(subject="devices", reason=f"{error} To install it: {_engine_hint()}")
+        return Machine(host=host, devices=None, notes=(note,)), None
+    return Machine(host=host, devices=devices), build
+
+
+def crash_path() -> Path:
+    """Where the traceback of a mistake of our own is to be kept."""
+    return store.data_dir() / f"crash-{datetime.now(UTC):%Y%m%dT%H%M%S}.txt"
+
+
+def inspect(path: Path) -> GgufFacts:
+    """What the header of the file says. Raises GgufError."""
+    return read_gguf(path)
+
+
+def sweep(request: SweepRequest, listen: Listener) -> SweepReport:
+    """Measure, choose, write the profile.
+
+    Raises GgufError, EngineMissingError, EngineError, BudgetError, NothingWorksError, StoreError, ExportError, and
+    InterruptedSweepError when the user stopped before anything was measured.
+    """
+    facts = read_gguf(request.path)
+    _check(request, facts)
+    try:
+        sha256_before = sha256(facts, listen, force=True) if request.prove else None
+        with Runner(facts.path, request.endpoints, request.worker_command or WORKER_COMMAND) as runner:
+            run = Measuring(request, facts, runner, listen)
+            run.measure()
+    except EngineMissingError as error:
+        raise EngineMissingError(str(error), hint=_engine_hint()) from None
+    except KeyboardInterrupt:
+        message = "Stopped before the first trial had begun; nothing was measured."
+        raise InterruptedSweepError(message, hint="run the same command again") from None
+    return answer_sweep(run, sha256_before)
+
+
+def _check(request: SweepRequest, facts: GgufFacts) -> None:
+    if request.workload.n_parallel != 1:
+        message = f"Workload {request.workload.name} asks for {request.workload.n_parallel} sequences at once."
+        raise UsageError(message, hint="measure one sequence: this version does not measure several")
+    needed = request.workload.n_ctx_needed
+    if request.n_ctx is not None and request.n_ctx < needed:
+        message = f"--n-ctx {request.n_ctx} cannot hold the workload {request.workload.name}: it fills {needed} tokens."
+        raise UsageError(message, hint=f"use --n-ctx {pad_256(needed)} or a smaller --workload")
+    if facts.n_ctx_train and max(needed, request.n_ctx or 0) > facts.n_ctx_train:
+        asked = max(needed, request.n_ctx or 0)
+        message = f"{facts.path.name} was trained for {facts.n_ctx_train} tokens of context; this asks for {asked}."
+        raise UsageError(message, hint=f"stay within it: a smaller --workload or --n-ctx {facts.n_ctx_train}")
+    if request.target is Target.LLAMA_CPP_PYTHON:  # what cannot be written down is refused before it is measured
+        export.render_snippet(Settings(**request.fixed), facts.path)
+
+
+def _engine_hint() -> str:
+    """The line that installs the engine for what this machine has."""
+    return engine_line(plan_build(read_toolchain(os.environ)))

@@ -1,0 +1,230 @@
+"""Measuring: one sweep under way, from the self-test through the trials to the rounds side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import offloadtune
+from offloadtune import search, store
+from offloadtune.engine import Runner, VisitPlan, self_test
+from offloadtune.footprint import pad_256
+from offloadtune.probe import probe_host
+from offloadtune.recommend import recommend
+from offloadtune.records import (
+    GgufFacts,
+    Machine,
+    Outcome,
+    Recommendation,
+    Settings,
+    Trial,
+    TrialResult,
+    Verdict,
+    Visit,
+)
+from offloadtune.sweeps import Listener, RoundFinished, Said, SweepRequest, TrialFinished, TrialStarted
+
+_N_STEPS = 32
+_ROUND_MARGIN = 1.5
+_TRIAL_SHARE = 0.4
+_N_ROUNDS_MAX = 8
+_N_ROUNDS_TO_DECIDE = 3
+
+
+class Measuring:
+    """One sweep under way: what is known so far and what is left of the budget."""
+
+    def __init__(self, request: SweepRequest, facts: GgufFacts, runner: Runner, listen: Listener) -> None:
+        self.request, self.facts, self.runner, self.listen = request, facts, runner, listen
+        self.start_s = time.monotonic()
+        self.started_at = datetime.now(UTC)
+        self.results: list[TrialResult] = []
+        self.rounds: list[dict[Settings, tuple[Visit, ...]]] = []
+        self.is_interrupted = False
+        self.running: Trial | None = None
+        self.engine, devices = runner.describe()
+        self.machine = Machine(host=probe_host(), devices=devices)
+        self.space = self._space()
+        self.plan = VisitPlan(
+            workload=request.workload, n_steps=max(1, min(request.workload.n_gen - 1, _N_STEPS)), n_visits=1
+        )
+        self.tested: set[bool] = set()
+        self.journal = self._open_journal()
+
+    def measure(self) -> None:
+        """Screen, then compare side by side, until done, out of budget or interrupted; every trial is kept."""
+        try:
+            self._screen()
+            self._compare()
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+            self.runner.kill()
+            if self.running:
+                self._keep(TrialResult(trial=self.running, outcome=Outcome.CANCELLED, reason="stopped by the user"))
+
+    def _screen(self) -> None:
+        while trial := search.next_trial(self.space, self.results):
+            if self._remaining_s() <= 0 or self._must_compare_now():
+                return
+            trial = self._after_self_test(trial)
+            self.listen(
+                TrialStarted(
+                    trial=trial,
+                    n_done=len(self.results),
+                    elapsed_s=self.elapsed_s(),
+                    remaining_s=self._remaining_s(),
+                )
+            )
+            self.running = trial
+            result = self.runner.run(trial, self.plan, timeout_s=self._trial_s())
+            self.running = None
+            self._keep(result)
+
+    def _compare(self) -> None:
+        """Rounds over the finalists in alternating order, so that drift falls on all of them alike."""
+        finalists = search.finalists(self.space, self.results)
+        round_s = self._round_s(finalists)
+        while len(finalists) > 1 and len(self.rounds) < _N_ROUNDS_MAX and self._remaining_s() > round_s:
+            start_s = time.monotonic()
+            order = finalists if len(self.rounds) % 2 == 0 else tuple(reversed(finalists))
+            one = self._round(order)
+            if one is None:
+                finalists = search.finalists(self.space, self.results)
+                continue
+            self.rounds.append(one)
+            self.journal.append_round([(trial.trial_id, one[trial.settings]) for trial in order])
+            round_s = time.monotonic() - start_s
+            self.listen(
+                RoundFinished(
+                    n_rounds=len(self.rounds),
+                    n_finalists=len(finalists),
+                    remaining_s=self._remaining_s(),
+                    best=self.best(),
+                )
+            )
+            if self._is_decided():
+                return
+
+    def _round(self, order: Sequence[Trial]) -> dict[Settings, tuple[Visit, ...]] | None:
+        """Visits of every finalist once; None when one failed, which from now on counts as its result."""
+        one = {}
+        for trial in order:
+            visits = self.runner.revisit(trial, self.plan, timeout_s=max(0.0, self._remaining_s()))
+            if isinstance(visits, TrialResult):
+                if visits.outcome is not Outcome.TIMED_OUT or self._remaining_s() > 0:
+                    self.results = [r for r in self.results if r.trial.settings != trial.settings]
+                    self._keep(visits)
+                return None
+            one[trial.settings] = visits
+        return one
+
+    def _trial_s(self) -> float:
+        """Time a trial may take: all there is for the first answer, later a share, so that no loser eats the rest."""
+        remaining_s = max(0.0, self._remaining_s())
+        return remaining_s if self.best() is None else remaining_s * _TRIAL_SHARE
+
+    def _must_compare_now(self) -> bool:
+        """Whether one more trial would take the time of the rounds that a verdict needs, once both baselines ran."""
+        tried = {result.trial.settings for result in self.results}
+        if not all(trial.settings in tried for trial in search.baseline_trials(self.space).values()):
+            return False
+        next_s = statistics.median(result.duration_s for result in self.results)
+        rounds_s = _N_ROUNDS_TO_DECIDE * self._round_s(search.finalists(self.space, self.results))
+        return self._remaining_s() - next_s < rounds_s
+
+    def _round_s(self, finalists: Sequence[Trial]) -> float:
+        """About what a round will take: a load and the counted visits of each, and as much again for what is around."""
+        by_settings = {result.trial.settings: result for result in self.results}
+        results = [by_settings[trial.settings] for trial in finalists]
+        loads_s = sum(result.load_ns or 0 for result in results) / 1e9
+        visits = [visit for result in results for visit in search.measured(result.visits)]
+        return loads_s + _ROUND_MARGIN * sum(visit.ttft_s + sum(visit.step_ns) / 1e9 for visit in visits)
+
+    def _is_decided(self) -> bool:
+        best = self.best()
+        if len(self.rounds) < _N_ROUNDS_TO_DECIDE or best is None:
+            return False
+        return all(one.verdict is not Verdict.SAME for one in best.versus)
+
+    def _after_self_test(self, trial: Trial) -> Trial:
+        """`trial`, or what it becomes once the self-test has found what this engine build needs to live."""
+        offloads = trial.settings.offloads
+        if offloads in self.tested:
+            return trial
+        self.tested.add(offloads)
+        memory = store.FactFile(store.data_dir() / "self_tests.json")
+        device_names = ",".join(device.name for device in self.machine.devices or () if device.is_offload_target)
+        types = ",".join(sorted(name for name, _ in self.facts.type_bytes))
+        key = "|".join((self.engine.build_id, self.machine.machine_id, device_names if offloads else "", types))
+        knobs = memory.get(key)
+        if knobs is None:
+            found = self_test(self.runner, trial.settings, timeout_s=max(1.0, self._remaining_s()))
+            if found.sentence:
+                self.listen(Said(text=found.sentence))
+            if found.knobs is None or self._remaining_s() <= 0:
+                return trial
+            knobs = found.knobs
+            memory.put(key, knobs)
+        elif knobs:
+            words = ", ".join(f"{name}={value}" for name, value in knobs.items())
+            self.listen(Said(text=f"This engine build needs {words} here, as an earlier self-test found."))
+        if not knobs:
+            return trial
+        self.space = dataclasses.replace(self.space, kept={**self.space.kept, **knobs})
+        return search.next_trial(self.space, self.results) or trial
+
+    def _keep(self, result: TrialResult) -> None:
+        self.results.append(result)
+        self.journal.append_trial(result)
+        self.listen(TrialFinished(result=result, best=self.best()))
+
+    def best(self) -> Recommendation | None:
+        """The answer if the sweep stopped now; None before any trial ran to its end."""
+        return recommend(self.space, self.results, self.rounds)
+
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.start_s
+
+    def _space(self) -> search.Space:
+        request, host = self.request, self.machine.host
+        free = sum(device.free_bytes for device in self.machine.devices or () if device.is_offload_target)
+        if request.vram_limit_bytes is not None:
+            free = min(free, request.vram_limit_bytes)
+        return search.Space(
+            facts=self.facts,
+            workload=request.workload,
+            goal=request.goal,
+            target=request.target,
+            n_ctx=pad_256(request.n_ctx or request.workload.n_ctx_needed),
+            device_bytes=free,
+            limit_bytes=request.vram_limit_bytes,
+            n_physical_cores=host.cpu.n_physical_cores or host.cpu.n_logical_cores,
+            n_logical_cores=host.cpu.n_logical_cores,
+            fixed=request.fixed,
+        )
+
+    def _open_journal(self) -> store.Journal:
+        name = f"{self.started_at.strftime('%Y%m%dT%H%M%S.%f')}-{self.facts.path.stem}.jsonl"
+        header = store.SweepHeader(
+            offloadtune_version=offloadtune.__version__,
+            machine_id=self.machine.machine_id,
+            machine=self.machine,
+            engine=self.engine,
+            gguf_id=self.facts.gguf_id,
+            gguf_path=self.facts.path.resolve(),
+            file_bytes=self.facts.file_bytes,
+            workload=self.request.workload,
+            goal=self.request.goal,
+            target=self.request.target,
+            n_ctx=self.space.n_ctx,
+            fixed=self.request.fixed,
+            limit_bytes=self.request.vram_limit_bytes,
+            started_at=self.started_at.isoformat(timespec="seconds"),
+        )
+        return store.Journal(store.data_dir() / "sweeps" / self.machine.machine_id / name, header)
+
+    def _remaining_s(self) -> float:
+        return self.request.budget_s - self.elapsed_s()

@@ -1,0 +1,175 @@
+"""What people and programs read: golden screens, and JSON with the keys that are promised."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden import check_golden
+from rich.console import Console, RenderableType
+from sample_records import (
+    BARE_MACHINE,
+    CPU,
+    CPU_ONLY,
+    ENGINE,
+    FACTS,
+    MACHINE,
+    SERVER_SETTINGS,
+    SETTINGS,
+    TRIAL,
+    UNDECIDED,
+    figures,
+    recommendation,
+    report,
+    result,
+)
+
+from offloadtune.cli import console
+from offloadtune.records import Outcome, Target, Trial
+from offloadtune.report import inspect_json, inspect_view, probe_json, probe_view, sweep_json, sweep_view
+
+SERVER_TRIAL = Trial(settings=SERVER_SETTINGS, target=Target.LLAMA_SERVER, why="x")
+CPU_TRIAL = Trial(settings=CPU_ONLY, target=Target.LLAMA_CPP_PYTHON, why="x")
+DENSE = dataclasses.replace(FACTS, n_expert=0, n_expert_used=0, n_swa=0, is_swa=(False,) * 28, is_tied=False, name=None)
+EMPTY = dataclasses.replace(
+    FACTS, layer_bytes=(0,), expert_bytes=(0,), embedding_bytes=0, output_bytes=0, type_bytes=(("F32", 0),)
+)
+
+
+def screen(view: RenderableType) -> str:
+    """`view` as a terminal of 100 columns shows it, without its colours."""
+    stream = io.StringIO()
+    Console(file=stream, width=100, highlight=False, markup=False, emoji=False, color_system=None).print(
+        view, soft_wrap=True
+    )
+    return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("name", "view"),
+    [
+        ("probe", lambda: probe_view(MACHINE, ENGINE)),
+        ("probe_without_cuda", lambda: probe_view(dataclasses.replace(MACHINE, devices=(CPU,)), ENGINE)),
+        ("probe_unknowns", lambda: probe_view(BARE_MACHINE, None)),
+        ("inspect", lambda: inspect_view(FACTS)),
+        ("inspect_dense", lambda: inspect_view(DENSE)),
+        ("sweep", lambda: sweep_view(report())),
+        ("sweep_cpu_only", lambda: sweep_view(dataclasses.replace(report(CPU_TRIAL), baselines={}, skipped=()))),
+        ("sweep_server_interrupted", lambda: sweep_view(report(SERVER_TRIAL, is_interrupted=True))),
+    ],
+)
+def test_the_screen(name: str, view: Callable[[], RenderableType]) -> None:
+    check_golden(f"report/{name}.txt", screen(view()))
+
+
+def test_the_figures_and_settings_are_those_of_the_answer() -> None:
+    text = screen(sweep_view(report()))
+    best = next(line for line in text.splitlines() if line.startswith("recommended"))
+    assert best.split() == ["recommended", "180", "ms", "1422", "tok/s", "39.2", "tok/s", "6.68", "s"]
+    assert f"n_gpu_layers={SETTINGS.n_gpu_layers}, n_ctx={SETTINGS.n_ctx}" in text
+    assert report().apply_text in text
+    assert "2 trials ok, 6 failed" in text
+
+
+@pytest.mark.parametrize("name", ["[/bold] x", "[red]x", "a :smile: b", "50% [1/2]"])
+def test_a_name_is_shown_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = dataclasses.replace(FACTS, name=name, path=Path(f"/models/{name.replace('/', '')}.gguf"))
+    console.show(inspect_view(facts))
+    shown = capsys.readouterr().out
+    assert f"{name}, qwen3moe" in shown
+    assert facts.path.name in shown
+
+
+def test_a_file_whose_tensors_are_empty_is_shown() -> None:
+    assert "(F32 0%)" in screen(inspect_view(EMPTY))
+
+
+def test_output_that_is_no_terminal_is_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    long = dataclasses.replace(report(), apply_text="x" * 5000, profile_path=Path("/p" * 2000))
+    console.show(sweep_view(long))
+    lines = capsys.readouterr().out.splitlines()
+    assert "x" * 5000 in lines
+    assert f"profile: {'/p' * 2000}" in lines
+
+
+# --- JSON ----------------------------------------------------------------------------------------------------------
+
+
+def strict(value: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> Any:
+    """What a program reads that knows no NaN and no Infinity."""
+    console.show_json(value)
+    return json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_the_sweep_has_the_promised_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    value = strict(sweep_json(report()), capsys)
+    assert value["machine_id"] == MACHINE.machine_id
+    gguf = value["gguf"]
+    assert (gguf["identity"], gguf["sha256"], gguf["file_bytes"]) == (FACTS.gguf_id, "a" * 64, FACTS.file_bytes)
+    trials = value["trials"]
+    assert (trials["ok"], trials["failed"], trials["model_loads"]) == (2, 6, 4)
+    assert trials["outcomes"] == {outcome.value: 2 if outcome is Outcome.OK else 1 for outcome in Outcome}
+    assert set(value["baselines"]) == {"cpu_only", "default"}
+    best = value["recommended"]
+    assert best["settings"] == {**dataclasses.asdict(SETTINGS), "devices": None}
+    assert best["target"] == "llama_cpp_python"
+    for name, estimate in (("ttft_s", figures().ttft_s), ("decode_tok_per_s", figures().decode_tok_per_s)):
+        seen = best[name]
+        assert (seen["p50"], seen["low"], seen["high"]) == (estimate.p50, estimate.low, estimate.high)
+    assert best["prefill_tok_per_s"]["p50"] == 1422.0
+    assert best["peak_bytes"] == {"CUDA0": 5 << 30, "host_rss": None}
+    assert best["verdict_vs_default"] == "same"
+    assert best["reasons"] == list(recommendation().reasons)
+    assert value["profile_path"] == str(report().profile_path)
+
+
+def test_an_interval_without_ends_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    ratio = strict(sweep_json(report()), capsys)["recommended"]["versus"]["default"]["ratio"]
+    assert (ratio["low"], ratio["p50"], ratio["high"]) == (None, UNDECIDED.p50, None)
+
+
+def test_no_comparison_is_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = dataclasses.replace(recommendation(), versus=())
+    value = strict(sweep_json(dataclasses.replace(report(), recommendation=answer, sha256=None)), capsys)
+    assert value["recommended"]["verdict_vs_default"] is None
+    assert value["gguf"]["sha256"] is None
+
+
+def test_no_devices_and_all_devices_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    assert strict(sweep_json(report(CPU_TRIAL)), capsys)["recommended"]["settings"]["devices"] == []
+    assert strict(sweep_json(report(TRIAL)), capsys)["recommended"]["settings"]["devices"] is None
+
+
+def test_the_probe_has_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    value = strict(probe_json(MACHINE, ENGINE), capsys)
+    assert value["machine_id"] == MACHINE.machine_id
+    assert value["engine"]["build_id"] == ENGINE.build_id
+    assert [device["name"] for device in value["devices"]] == ["CUDA0", "CPU"]
+    assert value["host"]["ram"]["total_bytes"] == MACHINE.host.ram.total_bytes
+    bare = strict(probe_json(BARE_MACHINE, None), capsys)
+    assert (bare["engine"], bare["devices"]) == (None, None)
+    assert {note["subject"] for note in bare["notes"]} == {"devices"}
+
+
+def test_the_file_has_its_facts_and_no_tensor_table(capsys: pytest.CaptureFixture[str]) -> None:
+    value = strict(inspect_json(FACTS), capsys)
+    assert (value["n_tensors"], value["tensor_bytes"]) == (1, FACTS.tensor_bytes)
+    assert "tensors" not in value
+    assert value["key_values"] == {
+        "general.name": FACTS.name,
+        "a.nan": None,
+        "a.inf": None,
+        "a.list": [1, 2.5],
+    }
+    assert value["type_bytes"]["Q4_K"] == 3_900_000_000
+    assert value["path"] == str(FACTS.path)
+
+
+def test_every_outcome_is_counted_once() -> None:
+    trials = sweep_json(dataclasses.replace(report(), results=tuple(map(result, Outcome))))["trials"]
+    assert (trials["ok"], trials["failed"]) == (1, len(Outcome) - 2)  # cancelled is neither
