@@ -216,8 +216,9 @@ def _no_offload_reason(case: _Case, chosen: TrialResult) -> str:
         return "Nothing is offloaded: no placement on the device ran to the end."
     rival = min(rivals, key=lambda result: result_cost(result, case.space.goal, workload))
     ours, theirs = figures(case.visits(chosen), workload), figures(case.visits(rival), workload)
+    how = "the CPU alone" if chosen.trial.settings.devices == () else "with every layer on the CPU it"
     return (
-        f"Do not offload: the CPU alone {_speed_words(ours)}; with {rival.trial.settings.n_gpu_layers} of {everything} "
+        f"Do not offload: {how} {_speed_words(ours)}; with {rival.trial.settings.n_gpu_layers} of {everything} "
         f"layers on the device it {_speed_words(theirs)}."
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,11 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 MIB = 1 << 20
+_BEAT_S = 0.04
 
 
 @pytest.fixture(scope="session")
@@ -40,10 +43,13 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 
 class VirtualCard:
-    """A card that comes back when a trial kills it, as a driver resets a real one."""
+    """A card that comes back when a trial kills it, as a driver resets a real one.
 
-    def __init__(self, n_threads: int, card_bytes: int) -> None:
-        self.card_bytes, self._n_threads = card_bytes, n_threads
+    With `duty_frac` below 1 it works only that share of the time: a card that is surely slow, whatever else runs here.
+    """
+
+    def __init__(self, n_threads: int, card_bytes: int, duty_frac: float = 1.0) -> None:
+        self.card_bytes, self._n_threads, self._duty_frac = card_bytes, n_threads, duty_frac
         self.port = _free_port()
         self.n_starts = 0
         self._leave = threading.Event()
@@ -91,21 +97,25 @@ class VirtualCard:
         pytest.fail("the virtual card did not start")
 
     def _watch(self) -> None:
-        while not self._leave.wait(0.05):
+        while not self._leave.wait(_BEAT_S * self._duty_frac):
             if self._process.poll() is not None:
                 self._process = self._start()
+            elif self._duty_frac < 1:
+                self._process.send_signal(signal.SIGSTOP)
+                time.sleep(_BEAT_S * (1 - self._duty_frac))
+                self._process.send_signal(signal.SIGCONT)
 
 
-CardMaker = Callable[[int, int], VirtualCard]
+CardMaker = Callable[..., VirtualCard]
 
 
 @pytest.fixture
 def make_card() -> Iterator[CardMaker]:
-    """Maker of virtual cards: `make_card(n_threads, card_bytes)`."""
+    """Maker of virtual cards: `make_card(n_threads, card_bytes, duty_frac=1.0)`."""
     cards: list[VirtualCard] = []
 
-    def make(n_threads: int, card_bytes: int) -> VirtualCard:
-        cards.append(VirtualCard(n_threads, card_bytes))
+    def make(*args: Any, **kwargs: Any) -> VirtualCard:
+        cards.append(VirtualCard(*args, **kwargs))
         return cards[-1]
 
     yield make
