@@ -14,7 +14,43 @@ Floors, enforced by tests/test_floors.py; a module imports only what stands belo
     2  pipeline                                        the conductor, the only one that knows both
     3  cli                                             the face
 
-Importing this package loads no engine, no NVML and no command line.
+Importing this package loads no engine, no NVML and no command line; the names of `__all__` load what they need.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from offloadtune.errors import OffloadTuneError
+    from offloadtune.gguf import read_gguf
+    from offloadtune.pipeline import sweep
+    from offloadtune.records import WORKLOADS, Goal, Settings, Target, Workload
+    from offloadtune.sweeps import SweepReport, SweepRequest
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "WORKLOADS",
+    "Goal",
+    "OffloadTuneError",
+    "Settings",
+    "SweepReport",
+    "SweepRequest",
+    "Target",
+    "Workload",
+    "read_gguf",
+    "sweep",
+]
+
+_HOMES = {"OffloadTuneError": "errors", "SweepReport": "sweeps", "SweepRequest": "sweeps", "read_gguf": "gguf"}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported from its home when it is first asked for."""
+    if name not in __all__:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    home = "pipeline" if name == "sweep" else _HOMES.get(name, "records")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -17,6 +17,7 @@ from offloadtune.records import (
     Estimate,
     Figures,
     Goal,
+    Outcome,
     Recommendation,
     Settings,
     TrialResult,
@@ -24,7 +25,18 @@ from offloadtune.records import (
     Visit,
     Workload,
 )
-from offloadtune.search import Space, baseline_trials, candidates, is_feasible, measured, result_cost, visit_cost
+from offloadtune.search import (
+    Space,
+    baseline_trials,
+    can_fit,
+    candidates,
+    is_feasible,
+    is_over_limit,
+    measured,
+    ran_out,
+    result_cost,
+    visit_cost,
+)
 from offloadtune.units import format_bytes, format_ratio, format_seconds, format_tok_per_s
 
 Round = Mapping[Settings, tuple[Visit, ...]]
@@ -54,6 +66,16 @@ def figures(visits: Sequence[Visit], workload: Workload) -> Figures:
     )
 
 
+def counted_visits(result: TrialResult, rounds: Sequence[Round]) -> tuple[Visit, ...]:
+    """The visits its figures are taken from: those of the rounds, once two hold it; before that its first ones too.
+
+    First visits follow right after the feasibility run, so they are warmer than those of the rounds.
+    """
+    held = [one[result.trial.settings] for one in rounds if result.trial.settings in one]
+    later = tuple(visit for visits in held for visit in visits)
+    return later if len(held) > 1 else (*result.visits, *later)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
     """The whole evidence of one sweep, and what is computed of it again and again."""
@@ -64,7 +86,7 @@ class _Case:
 
     @property
     def noise_frac(self) -> float:
-        """A/A noise of this session: how much the same settings differ from one round to the next."""
+        """A/A noise of this sweep: how much the same settings differ from one round to the next."""
         everywhere = [settings for settings in (self.rounds or [{}])[0] if self.is_in_rounds(settings)]
         return stats.session_noise_frac([self.round_costs(settings) for settings in everywhere])
 
@@ -83,9 +105,11 @@ class _Case:
             for one in self.rounds
         ]
 
-    def visits(self, result: TrialResult) -> tuple[Visit, ...]:
-        """Those of the trial itself and of the rounds."""
-        return (*result.visits, *(visit for one in self.rounds for visit in one.get(result.trial.settings, ())))
+    def figures(self, result: TrialResult) -> Figures:
+        return figures(counted_visits(result, self.rounds), self.space.workload)
+
+    def first_cost(self, result: TrialResult) -> float:
+        return result_cost(result, self.space.goal, self.space.workload)[1]
 
     def rank(self, settings: Settings) -> tuple[float, float]:
         first, cost = result_cost(self.feasible[settings], self.space.goal, self.space.workload)
@@ -131,7 +155,7 @@ def recommend(space: Space, results: Sequence[TrialResult], rounds: Sequence[Rou
         goal=space.goal,
         workload=space.workload,
         trial=result.trial,
-        figures=figures(case.visits(result), space.workload),
+        figures=case.figures(result),
         peak_bytes=result.device_peak_bytes,
         host_peak_rss_bytes=result.host_peak_rss_bytes,
         versus=versus,
@@ -151,6 +175,7 @@ def _reasons(case: _Case, chosen: TrialResult, versus: Sequence[Comparison], n_t
     yield _placement_reason(case, chosen)
     for one in versus:
         yield _versus_reason(space, one)
+    yield from _missing_reasons(case, versus)
     if n_tied > 1:
         yield f"{n_tied} of the settings compared are the same within the noise; these change the least."
     if settings.flash_attn_type == "enabled" and "flash_attn_type" not in space.fixed:
@@ -158,25 +183,63 @@ def _reasons(case: _Case, chosen: TrialResult, versus: Sequence[Comparison], n_t
     for name, value in space.kept.items():
         yield f"Kept for the sake of this engine build: {name}={value}."
     yield from _context_reasons(case, chosen)
-    if not case.rounds:
-        yield "There was no time to compare side by side: one visit of each decided. A larger budget gives a verdict."
+    others = (r for r in case.results if r.trial.settings != settings)
+    if not case.rounds and any(is_feasible(result, space.limit_bytes) for result in others):
+        yield "No comparison side by side was finished: one visit of each decided. A larger budget gives a verdict."
     if len(case.rounds) > 1:
         noise = f"{case.noise_frac:.1%}"
-        yield f"Noise of this session: the same settings differ by {noise} (median) from one round to the next."
+        yield f"Noise of this sweep: the same settings differ by {noise} (median) from one round to the next."
+
+
+def _missing_reasons(case: _Case, versus: Sequence[Comparison]) -> Iterator[str]:
+    """Why there is no verdict against a baseline; where only the rounds are missing, that is said for all at once."""
+    compared, by_settings = {one.against for one in versus}, {r.trial.settings: r for r in case.results}
+    for name, trial in baseline_trials(case.space).items():
+        result = by_settings.get(trial.settings)
+        if name in compared or (name == "cpu_only" and not case.space.has_devices):
+            continue
+        if result is None:
+            why = "it was not tried, the sweep ended first"
+        elif not is_feasible(result, case.space.limit_bytes):
+            why = f"it {_end_words(case, result)}"
+        elif case.rounds:
+            why = "it was not in every round"
+        else:
+            continue
+        yield f"No verdict against {_baseline_words(case.space, name)}: {why}."
 
 
 def _context_reasons(case: _Case, chosen: TrialResult) -> Iterator[str]:
-    """What more context would have cost, where that was measured."""
-    settings, goal, workload = chosen.trial.settings, case.space.goal, case.space.workload
+    """What more context would have cost, where that was tried."""
+    settings, goal = chosen.trial.settings, case.space.goal
     for result in case.results:
         n_ctx = result.trial.settings.n_ctx
-        if n_ctx > settings.n_ctx and result.trial.settings.replace(n_ctx=settings.n_ctx) == settings:
-            if is_feasible(result, case.space.limit_bytes):
-                more = format_seconds(result_cost(result, goal, workload)[1])
-                less = format_seconds(result_cost(chosen, goal, workload)[1])
-                yield f"A context of {n_ctx} runs too: {more} for {_GOAL_WORDS[goal]} against {less}, one visit each."
-            else:
-                yield f"A context of {n_ctx} does not run: {result.reason}."
+        is_larger = n_ctx > settings.n_ctx and result.trial.settings.replace(n_ctx=settings.n_ctx) == settings
+        if not is_larger or result.outcome is Outcome.CANCELLED:
+            continue
+        if is_feasible(result, case.space.limit_bytes):
+            more, less = format_seconds(case.first_cost(result)), format_seconds(case.first_cost(chosen))
+            yield f"A context of {n_ctx} runs too: {more} for {_GOAL_WORDS[goal]} against {less}, one visit each."
+        else:
+            yield f"A context of {n_ctx} {_end_words(case, result)}."
+
+
+def _end_words(case: _Case, result: TrialResult) -> str:
+    """How a trial ended that cannot be recommended: what follows after "it"."""
+    reason = result.reason.rstrip(".")
+    if is_over_limit(result, case.space.limit_bytes):
+        return f"ran, but took {_limit_words(case.space, sum(peak for _, peak in result.device_peak_bytes))}"
+    if result.outcome is Outcome.TIMED_OUT:
+        return "was not finished in its time"
+    if result.outcome is Outcome.CANCELLED:
+        return "was not finished, the sweep was stopped"
+    if result.outcome.is_out_of_memory:
+        return f"does not fit: {reason}"
+    return f"did not run: {reason}" if reason else "gave no figures"
+
+
+def _limit_words(space: Space, n_bytes: int) -> str:
+    return f"{format_bytes(n_bytes)}, over your limit of {format_bytes(space.limit_bytes or 0)}"
 
 
 def _placement_reason(case: _Case, chosen: TrialResult) -> str:
@@ -195,32 +258,75 @@ def _placement_reason(case: _Case, chosen: TrialResult) -> str:
 
 def _more_layers_words(case: _Case, settings: Settings) -> str:
     """What is known of more layers on the device than the settings chosen have."""
-    n_layers, limit_bytes = settings.n_gpu_layers, case.space.limit_bytes
-    more = [result for result in case.results if result.trial.settings.n_gpu_layers > n_layers]
-    runs = [result for result in more if is_feasible(result, limit_bytes)]
-    ran = [result.trial.settings.n_gpu_layers for result in runs if result.trial.settings.n_ctx >= settings.n_ctx]
+    space, n_layers = case.space, settings.n_gpu_layers
+    more = [r for r in case.results if r.trial.settings.n_gpu_layers > n_layers and r.outcome is not Outcome.CANCELLED]
+    runs = [r.trial.settings for r in more if is_feasible(r, space.limit_bytes)]
+    ran = [one.n_gpu_layers for one in runs if one.n_ctx >= settings.n_ctx]
     if ran:
         return f"{max(ran)} run too, but not faster beyond the noise"
-    failed = min((result.trial.settings.n_gpu_layers for result in more if result not in runs), default=None)
-    if failed is not None:
-        tried = f"{failed} were tried and did not run"
-        return f"one more does not fit: {tried}" if failed == n_layers + 1 else tried
-    needed = estimate_footprint(case.space.facts, settings.replace(n_gpu_layers=n_layers + 1))
-    return f"one more would need about {format_bytes(needed.bytes)}"
+    one_more = settings.replace(n_gpu_layers=n_layers + 1)
+    needed = estimate_footprint(space.facts, one_more)
+    if not can_fit(space, one_more):
+        verb = "is over your limit" if space.limit_bytes == space.device_bytes else "does not fit"
+        return f"one more {verb}: by the file's sizes it needs at least {format_bytes(needed.least_bytes)}"
+    ended = [r for r in more if r.trial.settings not in runs and _asks_no_more(case, r.trial.settings, settings)]
+    if not ended:
+        return f"one more would need about {format_bytes(needed.bytes)}"
+    return _ended_words(case, min(ended, key=lambda r: r.trial.settings.n_gpu_layers), n_layers)
+
+
+def _asks_no_more(case: _Case, other: Settings, settings: Settings) -> bool:
+    """Whether, with as many layers, `other` would not need more than `settings`: only then its end says something."""
+    sizes = [
+        estimate_footprint(case.space.facts, one.replace(n_gpu_layers=settings.n_gpu_layers)).bytes
+        for one in (other, settings)
+    ]
+    return sizes[0] <= sizes[1]
+
+
+def _ended_words(case: _Case, result: TrialResult, n_layers: int) -> str:
+    """How the nearest trial with more than `n_layers` on the device ended."""
+    tried = result.trial.settings.n_gpu_layers
+    if is_over_limit(result, case.space.limit_bytes):
+        took = _limit_words(case.space, sum(peak for _, peak in result.device_peak_bytes))
+        return f"{tried} ran, but took {took}"
+    if ran_out(result, case.space.limit_bytes):
+        end = "crashed" if result.outcome is Outcome.CRASHED else "ran out of memory"
+        words = f"{tried} were tried and {end}"
+        return f"one more does not fit: {words}" if tried == n_layers + 1 else words
+    if result.outcome is Outcome.TIMED_OUT:
+        return f"{tried} were not finished in their time"
+    return f"{tried} were tried and {_end_words(case, result)}"
 
 
 def _no_offload_reason(case: _Case, chosen: TrialResult) -> str:
-    workload, everything = case.space.workload, case.space.everything
-    rivals = [result for settings, result in case.feasible.items() if settings.offloads]
+    space, ours = case.space, chosen.trial.settings
+    rivals = [r for s, r in case.feasible.items() if s.offloads and s.n_ctx >= ours.n_ctx]
     if not rivals:
-        return "Nothing is offloaded: no placement on the device ran to the end."
-    rival = min(rivals, key=lambda result: result_cost(result, case.space.goal, workload))
-    ours, theirs = figures(case.visits(chosen), workload), figures(case.visits(rival), workload)
-    how = "the CPU alone" if chosen.trial.settings.devices == () else "with every layer on the CPU it"
-    return (
-        f"Do not offload: {how} {_speed_words(ours)}; with {rival.trial.settings.n_gpu_layers} of {everything} "
-        f"layers on the device it {_speed_words(theirs)}."
-    )
+        return f"Nothing is offloaded: no placement on the device {_no_rival_words(case, ours)}."
+    in_rounds = [result for result in rivals if case.rounds and case.is_in_rounds(result.trial.settings)]
+    if in_rounds:
+        rival = min(in_rounds, key=lambda result: case.rank(result.trial.settings))
+        ratio = case.compare("", rival.trial.settings, ours).ratio
+    else:
+        rival = min(rivals, key=case.first_cost)
+        ratio = stats.estimate_ratio([case.first_cost(rival)], [case.first_cost(chosen)])
+    is_tie = stats.is_tie(ratio, case.noise_frac)
+    opening = "Offloading gains nothing beyond the noise" if is_tie else "Do not offload"
+    how = "the CPU alone" if ours.devices == () else "with every layer on the CPU it"
+    layers = f"with {rival.trial.settings.n_gpu_layers} of {space.everything} layers on the device it"
+    once = ", by one visit" if case.rounds and not in_rounds else ""
+    return f"{opening}: {how} {_speed_words(case.figures(chosen))}; {layers} {_speed_words(case.figures(rival))}{once}."
+
+
+def _no_rival_words(case: _Case, ours: Settings) -> str:
+    """What no placement on the device did."""
+    limit_bytes = case.space.limit_bytes
+    if any(settings.offloads for settings in case.feasible):
+        return f"ran with a context of {ours.n_ctx}"
+    if any(is_over_limit(r, limit_bytes) for r in case.results if r.trial.settings.offloads):
+        return f"stayed within your limit of {format_bytes(limit_bytes or 0)}"
+    return "ran to the end"
 
 
 def _speed_words(figures: Figures) -> str:
@@ -228,9 +334,12 @@ def _speed_words(figures: Figures) -> str:
     return f"reads {reads} and writes {writes}, a turn of {format_seconds(figures.turn_s.p50)}"
 
 
+def _baseline_words(space: Space, name: str) -> str:
+    return {"cpu_only": "the CPU alone", "default": f"{space.target.value}'s own defaults"}[name]
+
+
 def _versus_reason(space: Space, comparison: Comparison) -> str:
-    names = {"cpu_only": "the CPU alone", "default": f"{space.target.value}'s own defaults"}
-    name, ratio = names[comparison.against], comparison.ratio
+    name, ratio = _baseline_words(space, comparison.against), comparison.ratio
     if ratio.n_samples == 0:  # the same settings
         return f"These are the settings of {name}: nothing tried was better."
     if comparison.verdict is Verdict.SLOWER:

@@ -57,8 +57,8 @@ class Workload:
 
     @property
     def n_ctx_needed(self) -> int:
-        """Cells the turn fills in the cache, all sequences together."""
-        return (self.n_prefix_cached + self.n_prompt_new + self.n_gen) * self.n_parallel
+        """Cells the turn fills in the cache, all sequences together; a visit decodes at least two tokens."""
+        return (self.n_prefix_cached + self.n_prompt_new + max(self.n_gen, 2)) * self.n_parallel
 
 
 WORKLOADS = {
@@ -158,6 +158,16 @@ class Machine:
     devices: tuple[Device, ...] | None
     notes: tuple[Note, ...] = ()
 
+    @property
+    def offload_devices(self) -> tuple[Device, ...]:
+        """The devices llama.cpp uses unasked: every discrete or remote GPU once, integrated ones only without those.
+
+        Source: llama_prepare_model_devices. Two backends may list the same card; the first one has it.
+        """
+        gpus = {d.device_id or d.name: d for d in reversed(self.devices or ()) if d.kind == "gpu"}
+        igpus = {d.device_id or d.name: d for d in reversed(self.devices or ()) if d.kind == "igpu"}
+        return tuple(reversed((gpus or igpus).values()))
+
     def nvml_of(self, device: Device) -> NvmlGpu | None:
         """The driver's view of `device`, found by its PCI address (NVML writes the domain with eight digits)."""
         for gpu in self.host.nvml_gpus or ():
@@ -170,11 +180,7 @@ class Machine:
     def machine_id(self) -> str:
         """Name of the folder of this machine's profiles: stable facts only, no free memory, no measured speed."""
         host = self.host
-        gpus = tuple(
-            (device.name, device.description, device.total_bytes // 2**20)
-            for device in self.devices or ()
-            if device.is_offload_target
-        )
+        gpus = tuple((device.name, device.description, device.total_bytes // 2**20) for device in self.offload_devices)
         facts = (
             host.os.split()[0],
             host.cpu.brand,
@@ -369,12 +375,17 @@ class Visit:
 
     @property
     def token_s(self) -> float:
-        """Seconds per generated token: median decode plus median sampling, first decode apart."""
-        return (statistics.median(self.step_ns) + statistics.median(self.sample_ns)) / 1e9
+        """Seconds per generated token: mean decode plus mean sampling, first decode apart."""
+        return (statistics.fmean(self.step_ns) + statistics.fmean(self.sample_ns)) / 1e9
 
     def turn_s(self, n_gen: int) -> float:
-        """Seconds from text to the last of `n_gen` tokens; the first comes with the prefill."""
-        return self.ttft_s + (n_gen - 1) * self.token_s
+        """Seconds from text to the last of `n_gen` tokens, at the rate of the tokens timed.
+
+        The first token comes with the prefill, the second with the first decode, which stands apart.
+        """
+        if n_gen == 1:
+            return self.ttft_s
+        return self.ttft_s + self.first_decode_ns / 1e9 + (n_gen - 2) * self.token_s
 
     @property
     def prefill_tok_per_s(self) -> float:

@@ -88,7 +88,8 @@ Listener = Callable[[Event], None]
 class SweepReport:
     """What a sweep found and where it stands. `baselines` holds those that ran, by name.
 
-    `apply_text` is what the target takes, kept at `apply_path` too: a Python program or a shell command.
+    `n_steps` tokens were timed in a visit; `apply_text` is what the target takes, kept at `apply_path` too: a Python
+    program or a shell command.
     """
 
     machine: Machine
@@ -98,6 +99,7 @@ class SweepReport:
     results: tuple[TrialResult, ...]
     n_rounds: int
     n_model_loads: int
+    n_steps: int
     baselines: dict[str, Figures]
     recommendation: Recommendation
     skipped: tuple[str, ...]

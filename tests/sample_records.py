@@ -282,6 +282,7 @@ def report(trial: Trial = TRIAL, *, is_interrupted: bool = False) -> SweepReport
         results=results,
         n_rounds=5,
         n_model_loads=4,
+        n_steps=32,
         baselines={"cpu_only": figures(2.5), "default": figures(1.02)},
         recommendation=recommendation(trial),
         skipped=("quantised KV cache: it changes the stored precision",),

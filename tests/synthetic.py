@@ -34,7 +34,13 @@ _N_TRIALS_MAX = 200
 
 
 def made_up_facts(
-    layer_bytes: Sequence[int] = (10 * MIB,) * 12, *, n_ctx_train: int = 8192, n_swa: int = 0, is_tied: bool = False
+    layer_bytes: Sequence[int] = (10 * MIB,) * 12,
+    *,
+    n_ctx_train: int = 8192,
+    n_swa: int = 0,
+    is_tied: bool = False,
+    n_layer_nextn: int = 0,
+    keys: dict[str, object] | None = None,
 ) -> GgufFacts:
     """Facts of a file that does not exist, with blocks of the sizes given; every second block slides with `n_swa`."""
     n_layer = len(layer_bytes)
@@ -49,7 +55,7 @@ def made_up_facts(
         quantisation="F16",
         n_params=sum(layer_bytes) // 2,
         n_layer=n_layer,
-        n_layer_nextn=0,
+        n_layer_nextn=n_layer_nextn,
         n_embd=256,
         n_vocab=4096,
         n_ctx_train=n_ctx_train,
@@ -69,7 +75,7 @@ def made_up_facts(
         other_bytes=0,
         type_bytes=(("F16", sum(layer_bytes) + 16 * MIB),),
         tensors=(),
-        key_values=(("llama.feed_forward_length", 1024),),
+        key_values=(("llama.feed_forward_length", 1024), *(keys or {}).items()),
     )
 
 
@@ -85,7 +91,7 @@ def made_up_space(
     fixed: dict[str, object] | None = None,
     kept: dict[str, object] | None = None,
 ) -> Space:
-    """A space over a made-up computer of four cores and eight threads."""
+    """A space over a made-up computer of 16 CPUs, of which this process may use four cores with eight threads."""
     return Space(
         facts=facts,
         workload=dataclasses.replace(WORKLOAD, n_prompt_new=n_prompt_new),
@@ -96,6 +102,7 @@ def made_up_space(
         limit_bytes=limit_bytes,
         n_physical_cores=4,
         n_logical_cores=8,
+        n_os_cpus=16,
         fixed=fixed or {},
         kept=kept or {},
     )

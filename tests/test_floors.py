@@ -66,7 +66,8 @@ class Floors:
             return {"offloadtune", *self.words, *self.judgement, *self.hands, *self.conductor}
         if stage in self.face:
             return {"offloadtune", *self.words, "report", *self.conductor, *self.face}
-        return {"cli"} if stage == "__main__" else set()
+        # the public names of the package itself are seen as imported by a type checker only
+        return {"__main__": {"cli"}, "offloadtune": {*self.words, "gguf", *self.conductor}}.get(stage, set())
 
 
 def read_map(docstring: str) -> Floors:
@@ -174,7 +175,7 @@ def test_every_stage_is_on_the_map_and_every_name_of_the_map_exists() -> None:
         ("cli/sweep.py", "from offloadtune.engine import Runner"),
         ("cli/sweep.py", "from offloadtune import search"),
         ("__main__.py", "from offloadtune import pipeline"),
-        ("__init__.py", "from offloadtune.records import Settings"),
+        ("__init__.py", "from offloadtune.cli import main"),
     ],
 )
 def test_a_planted_import_is_found(place: str, line: str, tmp_path: Path) -> None:

@@ -16,29 +16,30 @@ from offloadtune.units import format_seconds, format_tok_per_s
 @contextlib.contextmanager
 def listener() -> Iterator[Listener]:
     """A listener that shows events while the block runs."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
     if not console.is_terminal:
-        yield lambda event: _print(console, event)
+        yield lambda event: _print(console, _started_words(event) if isinstance(event, TrialStarted) else _line(event))
         return
     with console.status("starting the engine") as status:
         yield lambda event: _show(console, status, event)
 
 
 def _show(console: Console, status: Status, event: Event) -> None:
-    _print(console, event)
+    _print(console, _line(event))
     if isinstance(event, TrialStarted):
-        status.update(
-            f"trial {event.n_done + 1}: {event.trial.why}  [{format_seconds(event.elapsed_s)} gone, "
-            f"at most {format_seconds(max(0.0, event.remaining_s))} to go]"
-        )
+        status.update(_started_words(event))
     elif isinstance(event, TrialFinished | RoundFinished):
         status.update("comparing the best side by side")
 
 
-def _print(console: Console, event: Event) -> None:
-    line = _line(event)
+def _print(console: Console, line: str) -> None:
     if line:
-        console.print(line, markup=False)
+        console.print(line)
+
+
+def _started_words(event: TrialStarted) -> str:
+    gone, left = format_seconds(event.elapsed_s), format_seconds(max(0.0, event.remaining_s))
+    return f"trial {event.n_done + 1}: {event.trial.why}  ({gone} gone, at most {left} to go)"
 
 
 def _line(event: Event) -> str:
@@ -49,7 +50,7 @@ def _line(event: Event) -> str:
     if isinstance(event, RoundFinished):
         left = format_seconds(max(0.0, event.remaining_s))
         return (
-            f"round {event.n_rounds} of {event.n_finalists} side by side, at most {left} to go{_best_words(event.best)}"
+            f"round {event.n_rounds}, {event.n_finalists} side by side, at most {left} to go{_best_words(event.best)}"
         )
     return ""
 

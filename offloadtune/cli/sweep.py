@@ -13,7 +13,7 @@ from offloadtune.records import Goal, Target
 
 def sweep(  # noqa: PLR0913, PLR0917 - one parameter an option
     file: Annotated[Path, typer.Argument(help="A GGUF model file, or the first shard of one.", show_default=False)],
-    budget: Annotated[str, typer.Option(metavar="TIME", help="Time for the whole sweep, like 90s or 10m.")] = "120s",
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Time for measuring, like 90s or 10m.")] = "120s",
     goal: Annotated[str, typer.Option(help=f"What best means: {', '.join(Goal)}.")] = Goal.TURN.value,
     workload: Annotated[
         str, typer.Option(help="chat, rag, code, long, CACHED/NEW/GENERATED/SEQUENCES, or a TOML file.")

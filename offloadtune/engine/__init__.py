@@ -1,7 +1,7 @@
 """The engine: trials in a child process, because what is tried may crash, hang or be killed.
 
 `Runner` runs trials and keeps one placement loaded; `WorkerProcess` owns the child; `classify` reads its remains;
-`find_saving_knobs` looks for what keeps a broken build alive. Rejected: a process for every trial (a load each),
+`self_test` looks for what keeps a broken build alive. Rejected: a process for every trial (a load each),
 a process for the whole sweep (the first crash ends it), threads (an abort takes us down).
 """
 

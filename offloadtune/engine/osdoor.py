@@ -72,6 +72,9 @@ def peak_rss_bytes() -> int | None:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    memory = psutil.Process().memory_info()
-    peak = getattr(memory, "peak_wset", None)
+    if sys.platform == "darwin":
+        import resource  # noqa: PLC0415 - POSIX only
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = getattr(psutil.Process().memory_info(), "peak_wset", None)
     return int(peak) if peak is not None else None

@@ -74,7 +74,11 @@ class WorkerProcess:
         ]
         for thread in self._threads:
             thread.start()
-        self.hello = self._greet(endpoints)
+        try:
+            self.hello = self._greet(endpoints)
+        except BaseException:  # Ctrl-C too: nobody else knows of this child yet
+            self.end()
+            raise
 
     @property
     def is_alive(self) -> bool:
@@ -113,7 +117,9 @@ class WorkerProcess:
             elif reply.get("id") == self._n_requests:
                 break
         if "refused" in reply:
-            raise WorkerRefusedError(reply["reason"], Evidence(phase=reply["refused"], last_lines=tuple(self._lines)))
+            raise WorkerRefusedError(
+                reply["reason"], Evidence(phase=reply["refused"], last_lines=tuple(self._lines.copy()))
+            )
         value: dict[str, Any] = reply["value"]
         return value
 
@@ -125,10 +131,6 @@ class WorkerProcess:
     def leave(self) -> None:
         """Let the child go: closing its stdin ends it; if it does not go, end it."""
         self._close_stdin()
-        try:
-            self._process.wait(_LEAVE_S)
-        except subprocess.TimeoutExpired:
-            osdoor.kill_group(self._process)
         self._reap()
 
     def _close_stdin(self) -> None:
@@ -137,8 +139,15 @@ class WorkerProcess:
             self._process.stdin.close()
 
     def _reap(self) -> None:
-        """Wait for the child and for what its pipes still hold; their ends close with the threads."""
-        self._process.wait()
+        """Wait for the child and for what its pipes still hold; their ends close with the threads.
+
+        Nothing here waits for ever: a child stuck in a driver does not even die of SIGKILL, and is left behind.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LEAVE_S)
+        osdoor.kill_group(self._process)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LEAVE_S)
         self._close_stdin()
         for thread in self._threads:
             thread.join(_LEAVE_S)
@@ -158,10 +167,10 @@ class WorkerProcess:
         code = self._process.returncode
         evidence = Evidence(
             phase=phase,
-            signal=osdoor.signal_name(code),
+            signal=None if code is None else osdoor.signal_name(code),
             exit_code=code,
             abort_text=self._abort_text,
-            last_lines=tuple(self._lines),
+            last_lines=tuple(self._lines.copy()),
         )
         return WorkerDiedError(evidence, timed_out=timed_out)
 
@@ -210,6 +219,4 @@ def _cannot_start(error: WorkerDiedError, endpoints: Sequence[str]) -> EngineErr
             hint="check the port, and that both sides run about the same version of llama.cpp",
         )
     cause = error.evidence.abort_text or error.evidence.signal or (lines[-1] if lines else "no message")
-    return EngineError(
-        f"The engine's process could not start: {cause}", hint="run offloadtune probe to see what the engine says"
-    )
+    return EngineError(f"The engine's process could not start: {cause}.", hint="install llama-cpp-python anew")

@@ -36,9 +36,9 @@ from offloadtune.records import (
 _N_TINY_CTX = 512
 _DRAIN_S = 5.0
 _RESPAWN_S = 15.0
-_DRAIN_TOLERANCE_BYTES = 32 << 20
+_DRAIN_BEAT_S = 0.2
+_CLOSE_S = 20.0
 _N_WARMUP_STEPS = 2
-_N_WARMUP_PROMPT = 64
 _DEVICES = TypeAdapter(tuple[Device, ...])
 _MEMORY = TypeAdapter(tuple[MemoryUse, ...])
 
@@ -89,12 +89,9 @@ class Runner:
         try:
             hello = self._living().hello
         except WorkerDiedError as error:
-            message = (
-                f"The engine's process died while it listed the devices: {classify(error.evidence, offloads=True)[1]}."
-            )
-            raise EngineError(
-                message, hint="try again; if a remote device is used, see that it keeps running"
-            ) from None
+            message = f"The engine's process died at its first task: {classify(error.evidence, offloads=True)[1]}."
+            hint = "try again; if a remote device is used, see that it keeps running"
+            raise EngineError(message, hint=hint) from None
         return EngineBuild(**hello["build"]), _DEVICES.validate_python(hello["devices"])
 
     def try_tiny(self, settings: Settings, *, timeout_s: float) -> tuple[Outcome, str, Evidence | None]:
@@ -137,7 +134,7 @@ class Runner:
         try:
             self._place(trial.settings, deadline)
             with self._opened(trial.settings, deadline) as opened:
-                return self._visits(opened["handle"], plan, deadline)
+                return self._visits(opened, plan, deadline)
         except (WorkerDiedError, WorkerRefusedError) as error:
             outcome, reason, evidence = self._failed(error, trial.settings)
             return TrialResult(trial=trial, outcome=outcome, reason=reason, evidence=evidence)
@@ -153,18 +150,29 @@ class Runner:
                 (name, value) for name, value in opened["effective"].items() if asked[name] != value
             )
             canary = self._ask("canary", deadline, context=opened["handle"])
-            seen["host_peak_rss_bytes"] = canary["host_peak_rss_bytes"]
-            seen["device_peak_bytes"] = tuple(
-                (name, max(0, self._drained_bytes[name] - free_bytes))
-                for name, free_bytes in canary["min_free_bytes"].items()
-                if name in self._drained_bytes
-            )
-            seen["visits"] = self._visits(opened["handle"], plan, deadline)
+            seen["device_peak_bytes"] = self._device_peaks(canary["min_free_bytes"], seen["memory"])
+            if canary["host_peak_rss_bytes"] is not None:
+                seen["host_peak_rss_bytes"] = max(0, canary["host_peak_rss_bytes"] - canary["saved_state_bytes"])
+            seen["visits"] = self._visits(opened, plan, deadline)
 
-    def _visits(self, context: int, plan: VisitPlan, deadline: float) -> tuple[Visit, ...]:
-        """A short warm-up, kept and marked, then the visits that count."""
-        workload = plan.workload
-        n_warmup = min(workload.n_prompt_new, _N_WARMUP_PROMPT)
+    def _device_peaks(self, min_free: dict[str, int], memory: Sequence[MemoryUse]) -> tuple[tuple[str, int], ...]:
+        """The fall of each device's free memory since before the load, and never less than the engine itself counts.
+
+        A driver that reports the same free memory whatever happens would otherwise read as nothing used.
+        """
+        counted = dict.fromkeys(self._drained_bytes, 0)
+        for row in memory:
+            if row.device in counted:
+                counted[row.device] += row.total_bytes
+        return tuple(
+            (name, max(n_bytes, self._drained_bytes[name] - min_free.get(name, self._drained_bytes[name])))
+            for name, n_bytes in counted.items()
+        )
+
+    def _visits(self, opened: dict[str, Any], plan: VisitPlan, deadline: float) -> tuple[Visit, ...]:
+        """A warm-up of one ubatch, kept and marked, then the visits that count."""
+        workload, context = plan.workload, opened["handle"]
+        n_warmup = min(workload.n_prompt_new, opened["effective"]["n_ubatch"])
         visits = [self._visit(context, deadline, is_warmup=True, n_prefix=0, n_new=n_warmup, n_steps=_N_WARMUP_STEPS)]
         for _ in range(plan.n_visits):
             work = {"n_prefix": workload.n_prefix_cached, "n_new": workload.n_prompt_new, "n_steps": plan.n_steps}
@@ -182,26 +190,31 @@ class Runner:
         if self._worker is None or not self._worker.is_alive:
             self._forget()
             self._worker = WorkerProcess(self._endpoints, self._command)
-            self._drained_bytes = {
-                device.name: device.free_bytes for device in self._devices() if device.is_offload_target
-            }
+            self._drained_bytes = self._free_bytes()
         return self._worker
 
     def _forget(self) -> None:
         self._worker, self._placement, self._loaded = None, None, None
 
     def _ask(self, call: str, deadline: float, **args: Any) -> dict[str, Any]:
-        return self._living().ask(call, timeout_s=max(0.0, deadline - time.monotonic()), **args)
-
-    def _devices(self) -> tuple[Device, ...]:
+        """Ask the worker there is: one that died in between must not be replaced behind the back of its handles."""
         assert self._worker is not None
-        return _DEVICES.validate_python(self._worker.ask("devices", timeout_s=_DRAIN_S * 4)["devices"])
+        return self._worker.ask(call, timeout_s=max(0.0, deadline - time.monotonic()), **args)
+
+    def _free_bytes(self) -> dict[str, int]:
+        """Free memory of each offload device now."""
+        devices = _DEVICES.validate_python(self._ask("devices", time.monotonic() + _CLOSE_S)["devices"])
+        return {device.name: device.free_bytes for device in devices if device.is_offload_target}
 
     def _place(self, settings: Settings, deadline: float) -> None:
         self._respawn(deadline)
         if self._placement == settings.placement:
             return
-        self._unload()
+        try:
+            self._unload()
+        except WorkerDiedError:  # the fault of what was loaded, not of what comes
+            self.kill()
+            self._respawn(deadline)
         self.n_model_loads += 1
         value = self._ask("load", deadline, path=str(self._path), settings=dataclasses.asdict(settings))
         self._placement, self._loaded, self._load_ns = settings.placement, value["handle"], value["load_ns"]
@@ -212,27 +225,31 @@ class Runner:
         while True:
             try:
                 self._living()
-            except EngineError as error:
+            except (EngineError, WorkerDiedError) as error:
+                self.kill()
                 if time.monotonic() > give_up:
-                    raise WorkerDiedError(Evidence(phase="load", abort_text=str(error)), timed_out=False) from None
+                    text = str(error) if isinstance(error, EngineError) else "the engine's process does not start again"
+                    raise WorkerDiedError(Evidence(phase="load", abort_text=text), timed_out=False) from None
                 time.sleep(0.5)
             else:
                 return
 
     def _unload(self) -> None:
-        """Free the placement and wait until its memory is back: drivers return it late."""
+        """Free the placement and wait until its memory is back or stands still: drivers return it late.
+
+        What is free then is what the next load falls from: some stays taken (the driver's context, other programs).
+        """
         if self._loaded is None or self._worker is None:
             return
         loaded, self._loaded, self._placement = self._loaded, None, None
-        self._worker.ask("close", timeout_s=_DRAIN_S * 4, handle=loaded)
-        give_up = time.monotonic() + _DRAIN_S
-        while time.monotonic() < give_up:
-            free = {device.name: device.free_bytes for device in self._devices()}
-            if all(
-                free.get(name, 0) >= drained - _DRAIN_TOLERANCE_BYTES for name, drained in self._drained_bytes.items()
-            ):
-                return
-            time.sleep(0.1)
+        self._ask("close", time.monotonic() + _CLOSE_S, handle=loaded)
+        free, give_up = self._free_bytes(), time.monotonic() + _DRAIN_S
+        while any(free.get(name, 0) < drained for name, drained in self._drained_bytes.items()):
+            time.sleep(_DRAIN_BEAT_S)
+            before, free = free, self._free_bytes()
+            if free == before or time.monotonic() > give_up:
+                break
+        self._drained_bytes = free
 
     @contextlib.contextmanager
     def _opened(self, settings: Settings, deadline: float) -> Any:

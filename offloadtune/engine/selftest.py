@@ -24,10 +24,14 @@ _SAVING_KNOBS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTest:
-    """`knobs` are the settings to keep to; None when no trial of knobs survived. `sentence` is for the user."""
+    """`knobs` are the settings to keep to, none where the build lives as it is; `sentence` is for the user.
+
+    `is_conclusive` is false when running out of memory, of time or of luck left the question open.
+    """
 
     knobs: dict[str, Any] | None
-    sentence: str
+    sentence: str = ""
+    is_conclusive: bool = True
 
 
 def self_test(runner: Runner, settings: Settings, *, timeout_s: float) -> SelfTest:
@@ -38,7 +42,7 @@ def self_test(runner: Runner, settings: Settings, *, timeout_s: float) -> SelfTe
     """
     outcome, reason, evidence = runner.try_tiny(settings, timeout_s=timeout_s)
     if evidence is None or outcome is not Outcome.CRASHED or not is_engine_fault(evidence):
-        return SelfTest(knobs={}, sentence="")
+        return SelfTest(knobs={}, is_conclusive=evidence is None)
     together = {
         name: value for knob in _SAVING_KNOBS for name, value in knob.items() if knob != {"flash_attn_type": "enabled"}
     }

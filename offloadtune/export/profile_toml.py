@@ -48,8 +48,7 @@ def render_profile(profile: Profile) -> str:
             "ram_bytes": host.ram.total_bytes,
             "devices": [
                 {"name": device.name, "description": device.description, "total_bytes": device.total_bytes}
-                for device in profile.machine.devices or ()
-                if device.is_offload_target
+                for device in profile.machine.offload_devices
             ],
         },
         "engine": {"version": profile.engine.version, "build_id": profile.engine.build_id},

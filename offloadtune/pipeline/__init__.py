@@ -1,8 +1,8 @@
 """The conductor: probe -> plan -> run -> store -> recommend -> export. The only package that knows both wings.
 
-sweep      checks what was asked, then
-measuring  one sweep under way: self-test, trials, rounds side by side
-answering  its report and profile, or why there is none
+measuring   one sweep under way: self-test, trials, rounds side by side
+answering   its report and profile, or why there is none
+interrupts  when Ctrl-C must wait
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from pathlib import Path
 
 from offloadtune import export, store
 from offloadtune.engine import WORKER_COMMAND, Runner
-from offloadtune.errors import EngineMissingError, InterruptedSweepError, UsageError
+from offloadtune.errors import EngineError, EngineMissingError, GgufError, InterruptedSweepError, UsageError
 from offloadtune.footprint import pad_256
 from offloadtune.gguf import read_gguf
 from offloadtune.install import engine_line, plan_build, read_toolchain
 from offloadtune.pipeline.answering import answer_sweep, sha256
+from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.measuring import Measuring
 from offloadtune.probe import probe_host
 from offloadtune.records import EngineBuild, GgufFacts, Machine, Note, Settings, Target
 from offloadtune.sweeps import Listener, SweepReport, SweepRequest
 
+_ENCODERS = {"bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "modern-bert", "neo-bert", "t5", "t5encoder"}
+
 
 def probe(endpoints: Sequence[str] = (), *, measure: bool = True) -> tuple[Machine, EngineBuild | None]:
-    """The machine, and the engine when it is installed; without one the devices are unknown and a note says so.
+    """The machine, and the engine when it runs; without one the devices are unknown and a note says why.
 
     Raises EngineError when an endpoint does not answer.
     """
@@ -34,7 +37,9 @@ def probe(endpoints: Sequence[str] = (), *, measure: bool = True) -> tuple[Machi
     try:
         with Runner(Path(), endpoints) as runner:
             build, devices = runner.describe()
-    except EngineMissingError as error:
+    except (EngineMissingError, EngineError) as error:
+        if endpoints and isinstance(error, EngineError):
+            raise
         note = Note(subject="devices", reason=f"{error} To install it: {_engine_hint()}")
         return Machine(host=host, devices=None, notes=(note,)), None
     return Machine(host=host, devices=devices), build
@@ -58,20 +63,27 @@ def sweep(request: SweepRequest, listen: Listener) -> SweepReport:
     """
     facts = read_gguf(request.path)
     _check(request, facts)
-    try:
-        sha256_before = sha256(facts, listen, force=True) if request.prove else None
-        with Runner(facts.path, request.endpoints, request.worker_command or WORKER_COMMAND) as runner:
-            run = Measuring(request, facts, runner, listen)
-            run.measure()
-    except EngineMissingError as error:
-        raise EngineMissingError(str(error), hint=_engine_hint()) from None
-    except KeyboardInterrupt:
-        message = "Stopped before the first trial had begun; nothing was measured."
-        raise InterruptedSweepError(message, hint="run the same command again") from None
-    return answer_sweep(run, sha256_before)
+    sha256_before = sha256(facts, listen, force=True) if request.prove else None
+    with Runner(facts.path, request.endpoints, request.worker_command or WORKER_COMMAND) as runner:
+        try:
+            measuring = Measuring(request, facts, runner, listen)
+        except EngineMissingError as error:
+            raise EngineMissingError(str(error), hint=_engine_hint()) from None
+        except KeyboardInterrupt:
+            message = "Stopped before the first trial had begun; nothing was measured."
+            raise InterruptedSweepError(message, hint="run the same command again") from None
+        measuring.measure()
+        with deaf():
+            runner.close()
+    return answer_sweep(measuring, sha256_before)
 
 
 def _check(request: SweepRequest, facts: GgufFacts) -> None:
+    """Refuse what cannot be measured or written down, before anything is."""
+    key_values = dict(facts.key_values)
+    if facts.arch in _ENCODERS or key_values.get(f"{facts.arch}.attention.causal") is False:
+        message = f"{facts.path.name} is an encoder ({facts.arch}): it makes embeddings and does not generate text."
+        raise GgufError(message, hint="name a file of a text-generating model")
     if request.workload.n_parallel != 1:
         message = f"Workload {request.workload.name} asks for {request.workload.n_parallel} sequences at once."
         raise UsageError(message, hint="measure one sequence: this version does not measure several")
@@ -83,7 +95,7 @@ def _check(request: SweepRequest, facts: GgufFacts) -> None:
         asked = max(needed, request.n_ctx or 0)
         message = f"{facts.path.name} was trained for {facts.n_ctx_train} tokens of context; this asks for {asked}."
         raise UsageError(message, hint=f"stay within it: a smaller --workload or --n-ctx {facts.n_ctx_train}")
-    if request.target is Target.LLAMA_CPP_PYTHON:  # what cannot be written down is refused before it is measured
+    if request.target is Target.LLAMA_CPP_PYTHON:
         export.render_snippet(Settings(**request.fixed), facts.path)
 
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 import offloadtune
 from offloadtune import export, search, store
-from offloadtune.errors import BudgetError, ExportError, InterruptedSweepError, NothingWorksError, OffloadTuneError
+from offloadtune.errors import (
+    BudgetError,
+    ExportError,
+    GgufError,
+    InterruptedSweepError,
+    NothingWorksError,
+    OffloadTuneError,
+    StoreError,
+)
 from offloadtune.gguf import identify, sha256_of
+from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.measuring import Measuring
-from offloadtune.recommend import figures
+from offloadtune.recommend import counted_visits, figures
 from offloadtune.records import Figures, GgufFacts, Outcome, Target, Trial
 from offloadtune.sweeps import Listener, Said, SweepReport
 from offloadtune.units import format_bytes, format_count, format_seconds
@@ -18,91 +29,117 @@ from offloadtune.units import format_bytes, format_count, format_seconds
 _APPLY_SUFFIXES = {Target.LLAMA_CPP_PYTHON: "llama_cpp_python.py", Target.LLAMA_SERVER: "llama_server.sh"}
 
 
-def answer_sweep(run: Measuring, sha256_before: str | None) -> SweepReport:
-    """The answer, written as a profile. Raises when there is none."""
-    answer = run.best()
-    run.journal.append_end(answer)
-    run.journal.close()
+def answer_sweep(measuring: Measuring, sha256_before: str | None) -> SweepReport:
+    """The answer, written as a profile before the long hashing begins and again after it. Raises when there is none.
+
+    Ctrl-C skips the hashing, nothing else.
+    """
+    answer = measuring.best()
+    with contextlib.suppress(StoreError):  # the answer is more than its last line in the journal
+        measuring.journal.append_end(answer)
+    measuring.journal.close()
     if answer is None:
-        raise _nothing(run)
-    digest = None if run.is_interrupted else sha256(run.facts, run.listen, force=run.request.prove)
-    _check_untouched(run, sha256_before, digest)
-    apply_text = _apply_text(answer.trial, run.facts.path, run.request.endpoints)
+        raise _nothing(measuring)
     profile = export.Profile(
         offloadtune_version=offloadtune.__version__,
-        machine=run.machine,
-        engine=run.engine,
-        facts=run.facts,
-        sha256=digest,
+        machine=measuring.machine,
+        engine=measuring.engine,
+        facts=measuring.facts,
+        sha256=None,
         recommendation=answer,
-        apply_text=apply_text,
-        journal_path=run.journal.path,
-        measured_at=run.started_at.isoformat(timespec="seconds"),
+        apply_text=_apply_text(answer.trial, measuring.facts.path, measuring.request.endpoints),
+        journal_path=measuring.journal.path,
+        measured_at=measuring.started_at.isoformat(timespec="seconds"),
     )
-    folder = store.profiles_dir() / run.machine.machine_id
-    profile_path = folder / f"{run.facts.path.stem}.toml"
-    apply_path = folder / f"{run.facts.path.stem}.{_APPLY_SUFFIXES[answer.trial.target]}"
+    with deaf():
+        profile_path, apply_path = _write(measuring, profile)
+    if not measuring.is_interrupted:
+        digest = sha256(measuring.facts, measuring.listen, force=measuring.request.prove)
+        profile = dataclasses.replace(profile, sha256=digest)
+        with deaf():
+            _write(measuring, profile)
+    _check_untouched(measuring, sha256_before, profile.sha256)
+    return SweepReport(
+        machine=measuring.machine,
+        engine=measuring.engine,
+        facts=measuring.facts,
+        sha256=profile.sha256,
+        results=tuple(measuring.results),
+        n_rounds=len(measuring.rounds),
+        n_model_loads=measuring.runner.n_model_loads,
+        n_steps=measuring.plan.n_steps,
+        baselines=_baselines(measuring),
+        recommendation=answer,
+        skipped=search.skipped(measuring.space),
+        apply_text=profile.apply_text,
+        profile_path=profile_path,
+        apply_path=apply_path,
+        journal_path=measuring.journal.path,
+        is_interrupted=measuring.is_interrupted,
+        duration_s=measuring.elapsed_s(),
+    )
+
+
+def _write(measuring: Measuring, profile: export.Profile) -> tuple[Path, Path]:
+    """Write the profile and what the target takes beside it; an early stop does not replace what was well measured."""
+    stem = measuring.facts.path.stem
+    if measuring.is_interrupted and not measuring.rounds:
+        stem += ".interrupted"
+    folder = (store.profiles_dir() / measuring.machine.machine_id).resolve()
+    profile_path = folder / f"{stem}.toml"
+    apply_path = folder / f"{stem}.{_APPLY_SUFFIXES[profile.recommendation.trial.target]}"
     try:
         export.write_text(profile_path, export.render_profile(profile))
-        export.write_text(apply_path, apply_text)
+        export.write_text(apply_path, profile.apply_text)
     except ExportError as error:
-        raise ExportError(str(error), hint=f"{error.hint}; the measurements are in {run.journal.path}") from None
-    return SweepReport(
-        machine=run.machine,
-        engine=run.engine,
-        facts=run.facts,
-        sha256=digest,
-        results=tuple(run.results),
-        n_rounds=len(run.rounds),
-        n_model_loads=run.runner.n_model_loads,
-        baselines=_baselines(run),
-        recommendation=answer,
-        skipped=search.skipped(run.space),
-        apply_text=apply_text,
-        profile_path=profile_path.resolve(),
-        apply_path=apply_path.resolve(),
-        journal_path=run.journal.path,
-        is_interrupted=run.is_interrupted,
-        duration_s=run.elapsed_s(),
-    )
+        raise ExportError(str(error), hint=f"{error.hint}; the measurements are in {measuring.journal.path}") from None
+    return profile_path, apply_path
 
 
-def _baselines(run: Measuring) -> dict[str, Figures]:
-    by_settings = {r.trial.settings: r for r in run.results if search.is_feasible(r, None)}
-    found = {}
-    for name, trial in search.baseline_trials(run.space).items():
-        if trial.settings in by_settings:
-            later = [visit for one in run.rounds for visit in one.get(trial.settings, ())]
-            visits = (*by_settings[trial.settings].visits, *later)
-            found[name] = figures(visits, run.request.workload)
-    return found
+def _baselines(measuring: Measuring) -> dict[str, Figures]:
+    """Figures of the baselines that ran, by name."""
+    by_settings = {r.trial.settings: r for r in measuring.results if search.is_feasible(r, None)}
+    return {
+        name: figures(counted_visits(by_settings[trial.settings], measuring.rounds), measuring.request.workload)
+        for name, trial in search.baseline_trials(measuring.space).items()
+        if trial.settings in by_settings
+    }
 
 
-def _nothing(run: Measuring) -> OffloadTuneError:
-    if run.is_interrupted:
+def _nothing(measuring: Measuring) -> OffloadTuneError:
+    if measuring.is_interrupted:
         message = "Stopped before the first trial had finished; nothing was measured."
         return InterruptedSweepError(message, hint="run the same command again")
-    timed_out = [result for result in run.results if result.outcome is Outcome.TIMED_OUT]
-    if not run.results or len(timed_out) == len(run.results):
-        suggestion = max(60, round(run.request.budget_s * 4))
+    timed_out = [result for result in measuring.results if result.outcome is Outcome.TIMED_OUT]
+    if not measuring.results or len(timed_out) == len(measuring.results):
+        suggestion = max(60, round(measuring.request.budget_s * 4))
         return BudgetError(
-            f"The budget of {format_seconds(run.request.budget_s)} ended before the first trial had finished.",
+            f"The budget of {format_seconds(measuring.request.budget_s)} ended before the first trial had finished.",
             hint=f"allow more time: --budget {suggestion}s",
         )
-    failures = [result for result in run.results if result.reason]  # the rest ran, but not as the user allows
+    failures = [result for result in measuring.results if result.reason]  # the rest ran, but not as the user allows
     reasons = "; ".join(dict.fromkeys(result.reason for result in failures)) or "they take more than you allow"
-    failed = format_count(len(failures) or len(run.results), "trial")
+    failed = format_count(len(failures) or len(measuring.results), "trial")
     return NothingWorksError(
         f"None of {failed} ran to the end: {reasons}.",
-        hint=f"try a smaller --n-ctx than {run.space.n_ctx}, or read {run.journal.path}",
+        hint=f"try a smaller --n-ctx than {measuring.space.n_ctx}, or read {measuring.journal.path}",
     )
 
 
-def _check_untouched(run: Measuring, sha256_before: str | None, sha256_after: str | None) -> None:
+def _check_untouched(measuring: Measuring, sha256_before: str | None, sha256_after: str | None) -> None:
     """The file must be what it was: size and identity always, the whole hash with --prove."""
-    same = identify(run.facts.shard_paths) == run.facts.gguf_id
+    facts, name = measuring.facts, measuring.facts.path.name
+    try:
+        same = identify(facts.shard_paths) == facts.gguf_id
+    except GgufError as error:
+        measuring.listen(Said(text=f"Warning: {error}"))
+        return
     if not same or (sha256_before and sha256_after and sha256_before != sha256_after):
-        run.listen(Said(text=f"Warning: {run.facts.path.name} was changed by somebody while it was measured."))
+        measuring.listen(Said(text=f"Warning: {name} was changed by somebody while it was measured."))
+    elif sha256_before and sha256_after:
+        measuring.listen(Said(text=f"{name} is byte for byte what it was: SHA-256 {sha256_after}."))
+    elif sha256_before:
+        measuring.listen(Said(text="The proof that the weights are untouched was skipped with the rest."))
 
 
 def _apply_text(trial: Trial, path: Path, endpoints: Sequence[str]) -> str:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import statistics
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import offloadtune
 from offloadtune import search, store
 from offloadtune.engine import Runner, VisitPlan, self_test
+from offloadtune.errors import StoreError
 from offloadtune.footprint import pad_256
+from offloadtune.pipeline.interrupts import deaf
 from offloadtune.probe import probe_host
 from offloadtune.recommend import recommend
 from offloadtune.records import (
@@ -22,7 +27,6 @@ from offloadtune.records import (
     Settings,
     Trial,
     TrialResult,
-    Verdict,
     Visit,
 )
 from offloadtune.sweeps import Listener, RoundFinished, Said, SweepRequest, TrialFinished, TrialStarted
@@ -30,8 +34,8 @@ from offloadtune.sweeps import Listener, RoundFinished, Said, SweepRequest, Tria
 _N_STEPS = 32
 _ROUND_MARGIN = 1.5
 _TRIAL_SHARE = 0.4
-_N_ROUNDS_MAX = 8
-_N_ROUNDS_TO_DECIDE = 3
+_N_ROUNDS = 6  # fixed beforehand: stopping at the first round that looks significant would make every interval a lie
+_N_ROUNDS_LEAST = 3
 
 
 class Measuring:
@@ -47,22 +51,35 @@ class Measuring:
         self.running: Trial | None = None
         self.engine, devices = runner.describe()
         self.machine = Machine(host=probe_host(), devices=devices)
+        self.tested: set[bool] = set()
+        self.dead: dict[bool, str] = {}
         self.space = self._space()
         self.plan = VisitPlan(
             workload=request.workload, n_steps=max(1, min(request.workload.n_gen - 1, _N_STEPS)), n_visits=1
         )
-        self.tested: set[bool] = set()
         self.journal = self._open_journal()
 
     def measure(self) -> None:
-        """Screen, then compare side by side, until done, out of budget or interrupted; every trial is kept."""
+        """Screen, then compare side by side, until done, out of budget or interrupted; every trial is kept.
+
+        Raises StoreError when nothing can be journalled and there is no answer yet.
+        """
         try:
             self._screen()
             self._compare()
         except KeyboardInterrupt:
-            self.is_interrupted = True
-            self.runner.kill()
-            if self.running:
+            with deaf():
+                self._stop()
+        except StoreError as error:
+            if self.best() is None:
+                raise
+            self.listen(Said(text=f"Warning: {error} The sweep ends here, with what is known."))
+
+    def _stop(self) -> None:
+        self.is_interrupted = True
+        self.runner.kill()
+        if self.running:
+            with contextlib.suppress(StoreError):
                 self._keep(TrialResult(trial=self.running, outcome=Outcome.CANCELLED, reason="stopped by the user"))
 
     def _screen(self) -> None:
@@ -79,7 +96,10 @@ class Measuring:
                 )
             )
             self.running = trial
-            result = self.runner.run(trial, self.plan, timeout_s=self._trial_s())
+            if sentence := self.dead.get(trial.settings.offloads):
+                result = TrialResult(trial=trial, outcome=Outcome.CRASHED, reason=sentence)
+            else:
+                result = self.runner.run(trial, self.plan, timeout_s=self._trial_s())
             self.running = None
             self._keep(result)
 
@@ -87,7 +107,7 @@ class Measuring:
         """Rounds over the finalists in alternating order, so that drift falls on all of them alike."""
         finalists = search.finalists(self.space, self.results)
         round_s = self._round_s(finalists)
-        while len(finalists) > 1 and len(self.rounds) < _N_ROUNDS_MAX and self._remaining_s() > round_s:
+        while len(finalists) > 1 and len(self.rounds) < _N_ROUNDS and self._remaining_s() > round_s:
             start_s = time.monotonic()
             order = finalists if len(self.rounds) % 2 == 0 else tuple(reversed(finalists))
             one = self._round(order)
@@ -105,8 +125,6 @@ class Measuring:
                     best=self.best(),
                 )
             )
-            if self._is_decided():
-                return
 
     def _round(self, order: Sequence[Trial]) -> dict[Settings, tuple[Visit, ...]] | None:
         """Visits of every finalist once; None when one failed, which from now on counts as its result."""
@@ -132,7 +150,7 @@ class Measuring:
         if not all(trial.settings in tried for trial in search.baseline_trials(self.space).values()):
             return False
         next_s = statistics.median(result.duration_s for result in self.results)
-        rounds_s = _N_ROUNDS_TO_DECIDE * self._round_s(search.finalists(self.space, self.results))
+        rounds_s = _N_ROUNDS_LEAST * self._round_s(search.finalists(self.space, self.results))
         return self._remaining_s() - next_s < rounds_s
 
     def _round_s(self, finalists: Sequence[Trial]) -> float:
@@ -143,38 +161,45 @@ class Measuring:
         visits = [visit for result in results for visit in search.measured(result.visits)]
         return loads_s + _ROUND_MARGIN * sum(visit.ttft_s + sum(visit.step_ns) / 1e9 for visit in visits)
 
-    def _is_decided(self) -> bool:
-        best = self.best()
-        if len(self.rounds) < _N_ROUNDS_TO_DECIDE or best is None:
-            return False
-        return all(one.verdict is not Verdict.SAME for one in best.versus)
-
     def _after_self_test(self, trial: Trial) -> Trial:
         """`trial`, or what it becomes once the self-test has found what this engine build needs to live."""
         offloads = trial.settings.offloads
         if offloads in self.tested:
             return trial
-        self.tested.add(offloads)
-        memory = store.FactFile(store.data_dir() / "self_tests.json")
-        device_names = ",".join(device.name for device in self.machine.devices or () if device.is_offload_target)
-        types = ",".join(sorted(name for name, _ in self.facts.type_bytes))
-        key = "|".join((self.engine.build_id, self.machine.machine_id, device_names if offloads else "", types))
-        knobs = memory.get(key)
-        if knobs is None:
-            found = self_test(self.runner, trial.settings, timeout_s=max(1.0, self._remaining_s()))
-            if found.sentence:
-                self.listen(Said(text=found.sentence))
-            if found.knobs is None or self._remaining_s() <= 0:
-                return trial
-            knobs = found.knobs
-            memory.put(key, knobs)
-        elif knobs:
-            words = ", ".join(f"{name}={value}" for name, value in knobs.items())
-            self.listen(Said(text=f"This engine build needs {words} here, as an earlier self-test found."))
-        if not knobs:
+        found = self_test(self.runner, trial.settings, timeout_s=max(1.0, self._remaining_s()))
+        if found.sentence:
+            self.listen(Said(text=found.sentence))
+        if found.knobs is None:
+            self.dead[offloads] = found.sentence
+        if not found.is_conclusive or found.knobs is None:
             return trial
-        self.space = dataclasses.replace(self.space, kept={**self.space.kept, **knobs})
+        self.tested.add(offloads)
+        self._self_tests().put(self._self_test_key(offloads), found.knobs)
+        if not found.knobs:
+            return trial
+        self.space = dataclasses.replace(self.space, kept={**self.space.kept, **found.knobs})
         return search.next_trial(self.space, self.results) or trial
+
+    def _remember_self_tests(self) -> dict[str, Any]:
+        """What earlier self-tests of this build, machine and kind of file found; those need not be run again."""
+        kept: dict[str, Any] = {}
+        for offloads in (False, True):
+            knobs = self._self_tests().get(self._self_test_key(offloads))
+            if knobs is not None:
+                self.tested.add(offloads)
+                kept.update(knobs)
+        if kept:
+            words = ", ".join(f"{name}={value}" for name, value in kept.items())
+            self.listen(Said(text=f"This engine build needs {words} here, as an earlier self-test found."))
+        return kept
+
+    def _self_tests(self) -> store.FactFile:
+        return store.FactFile(store.data_dir() / "self_tests.json")
+
+    def _self_test_key(self, offloads: bool) -> str:  # noqa: FBT001 - half of what it names
+        kind = ",".join(device.name for device in self.machine.offload_devices) if offloads else "cpu"
+        types = ",".join(sorted(name for name, _ in self.facts.type_bytes))
+        return f"{self.engine.build_id}|{self.machine.machine_id}|{kind}|{types}"
 
     def _keep(self, result: TrialResult) -> None:
         self.results.append(result)
@@ -190,7 +215,7 @@ class Measuring:
 
     def _space(self) -> search.Space:
         request, host = self.request, self.machine.host
-        free = sum(device.free_bytes for device in self.machine.devices or () if device.is_offload_target)
+        free = sum(device.free_bytes for device in self.machine.offload_devices)
         if request.vram_limit_bytes is not None:
             free = min(free, request.vram_limit_bytes)
         return search.Space(
@@ -203,7 +228,9 @@ class Measuring:
             limit_bytes=request.vram_limit_bytes,
             n_physical_cores=host.cpu.n_physical_cores or host.cpu.n_logical_cores,
             n_logical_cores=host.cpu.n_logical_cores,
+            n_os_cpus=os.cpu_count() or 1,
             fixed=request.fixed,
+            kept=self._remember_self_tests(),
         )
 
     def _open_journal(self) -> store.Journal:

@@ -34,7 +34,7 @@ def read_ram(door: Door, system: System) -> tuple[Ram, tuple[Note, ...]]:
     available_bytes = meminfo.get("MemAvailable", system.available_bytes)
     if not total_bytes or available_bytes is None:
         message = "The operating system does not say how much memory this machine has."
-        raise ProbeError(message, hint="Report this with the output of `offloadtune doctor`.")
+        raise ProbeError(message, hint="report this, please, with the name of your system")
     bounds = memory_bounds(door)
     modules = parse_modules(door.command("udevadm", "info", "-q", "property", "-p", DMI_FOLDER) or "")
     kind = _kind(modules, system)

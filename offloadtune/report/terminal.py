@@ -48,7 +48,7 @@ def probe_view(machine: Machine, engine: EngineBuild | None) -> RenderableType:
         table.add_row(f"device {device.name}", _device_words(device) + (_nvml_words(gpu) if gpu else ""))
     for gpu in machine.host.nvml_gpus or ():
         if gpu not in joined:
-            missing = " - the engine cannot use it: it was built without CUDA" if machine.devices else ""
+            missing = " - the engine lists no device at its address" if machine.devices else ""
             table.add_row(f"nvidia {gpu.index}", f"{gpu.name}{_nvml_words(gpu)}{missing}")
     notes = [Text(f"{note.subject}: {note.reason}", style="dim") for note in (*machine.host.notes, *machine.notes)]
     return Group(table, *notes)
@@ -99,6 +99,7 @@ def sweep_view(report: SweepReport) -> RenderableType:
         Text(),
         table,
         Text(f"first token: {_interval(answer.figures.ttft_s)}", style="dim"),
+        Text(f"turn: the first token and {_turn_words(report)}", style="dim"),
         Text(),
         Text(shown + _device_setting(answer.trial.settings), style="bold"),
         *(Text(f"- {reason}") for reason in answer.reasons),
@@ -122,6 +123,11 @@ def _outcome_words(report: SweepReport) -> str:
     words += [format_count(report.n_rounds, "round") + " side by side", format_count(report.n_model_loads, "load")]
     stopped = "stopped by you after" if report.is_interrupted else "in"
     return f"{', '.join(words)}, {stopped} {format_seconds(report.duration_s)}"
+
+
+def _turn_words(report: SweepReport) -> str:
+    n_more, n_timed = report.recommendation.workload.n_gen - 1, report.n_steps
+    return f"{n_more} more at the rate of the {n_timed} timed" if n_more > n_timed else f"{n_more} more"
 
 
 def _interval(estimate: Estimate) -> str:

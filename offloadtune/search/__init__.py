@@ -1,16 +1,20 @@
 """Which trial is next: pure functions of what is known so far."""
 
-from offloadtune.search.cost import is_feasible, measured, result_cost, visit_cost
-from offloadtune.search.plan import Space, baseline_trials, candidates, finalists, next_trial, skipped
+from offloadtune.search.cost import is_feasible, is_over_limit, measured, ran_out, result_cost, visit_cost
+from offloadtune.search.plan import candidates, finalists, next_trial, skipped
+from offloadtune.search.space import Space, baseline_trials, can_fit
 
 __all__ = [
     "Space",
     "baseline_trials",
+    "can_fit",
     "candidates",
     "finalists",
     "is_feasible",
+    "is_over_limit",
     "measured",
     "next_trial",
+    "ran_out",
     "result_cost",
     "skipped",
     "visit_cost",

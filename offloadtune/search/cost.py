@@ -33,3 +33,18 @@ def is_feasible(result: TrialResult, limit_bytes: int | None) -> bool:
     if result.outcome is not Outcome.OK or not measured(result.visits):
         return False
     return limit_bytes is None or sum(peak for _, peak in result.device_peak_bytes) <= limit_bytes
+
+
+def ran_out(result: TrialResult, limit_bytes: int | None) -> bool:
+    """Whether it showed that its settings take more memory than there is, or than the user allows.
+
+    A crash of what offloads counts: that is how memory ends on a remote card.
+    """
+    if result.outcome is Outcome.CRASHED:
+        return result.trial.settings.offloads
+    return result.outcome.is_out_of_memory or is_over_limit(result, limit_bytes)
+
+
+def is_over_limit(result: TrialResult, limit_bytes: int | None) -> bool:
+    """Whether it ran, but took more than the user allows."""
+    return is_feasible(result, None) and not is_feasible(result, limit_bytes)

@@ -12,7 +12,7 @@ from synthetic import MIB, made_up_facts
 
 from offloadtune.footprint import Footprint, estimate_footprint, kv_cache_bytes, kv_cache_layer_bytes, pad_256
 from offloadtune.gguf import read_gguf
-from offloadtune.records import GgufFacts, Settings
+from offloadtune.records import GgufFacts, Settings, TensorFacts
 
 FULL = 1 << 20
 CELLS = st.integers(1, 40_000)
@@ -139,6 +139,73 @@ def test_separate_sequences_are_each_rounded_up(smollm2: GgufFacts) -> None:
     assert kv_cache_bytes(smollm2, apart) == kv_cache_bytes(smollm2, together) // 2 * 3
 
 
+# --- what is only an estimate --------------------------------------------------------------------------------------
+
+EVERYTHING = Settings(n_gpu_layers=13, n_ctx=4096)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "llama.attention.kv_lora_rank",
+        "llama.attention.shared_kv_layers",
+        "llama.attention.key_length_swa",
+        "llama.attention.recurrent_layers",
+        "llama.ssm.state_size",
+        "llama.wkv.head_size",
+        "llama.wkv_head_size",
+        "llama.time_mix_extra_dim",
+        "llama.time_decay_extra_dim",
+        "llama.token_shift_count",
+        "llama.kda.head_dim",
+        "llama.shortconv.l_cache",
+        "llama.full_attention_interval",
+    ],
+)
+def test_where_the_engine_may_keep_less_cache_than_the_rule_only_weights_are_certain(key: str) -> None:
+    footprint = estimate_footprint(made_up_facts(keys={key: 4}), EVERYTHING)
+    assert footprint.kv_cache_bytes > 0
+    assert footprint.least_bytes == footprint.weights_bytes
+    assert footprint.bytes == footprint.weights_bytes + footprint.kv_cache_bytes + footprint.compute_bytes
+
+
+def test_keys_of_plain_attention_leave_the_cache_certain() -> None:
+    facts = made_up_facts(keys={"llama.attention.key_length": 64, "llama.expert_count": 8, "other.ssm.state_size": 1})
+    footprint = estimate_footprint(facts, EVERYTHING)
+    assert footprint.least_bytes == footprint.weights_bytes + footprint.kv_cache_bytes
+
+
+def test_shared_caches_that_no_key_tells_of_are_not_certain() -> None:
+    """Gemma 3n: the engine keeps caches for its first 20 blocks, whatever the header says."""
+    footprint = estimate_footprint(dataclasses.replace(made_up_facts(), arch="gemma3n"), EVERYTHING)
+    assert footprint.least_bytes == footprint.weights_bytes
+
+
+def test_blocks_that_predict_further_tokens_take_a_place_but_no_bytes() -> None:
+    """They stand at the end, so they are the first that n_gpu_layers counts after the output layer."""
+    facts = made_up_facts((10 * MIB,) * 10 + (500 * MIB,) * 2, n_layer_nextn=2)
+    output_only = estimate_footprint(facts, EVERYTHING.replace(n_gpu_layers=3))
+    assert (output_only.weights_bytes, output_only.kv_cache_bytes) == (facts.output_bytes, 0)
+    everything = estimate_footprint(facts, EVERYTHING)
+    assert everything.weights_bytes == everything.least_bytes == 100 * MIB + facts.output_bytes
+    assert (
+        everything.kv_cache_bytes
+        == kv_cache_bytes(facts, EVERYTHING)
+        == 10 * kv_cache_layer_bytes(facts, EVERYTHING, 0)
+    )
+
+
+def test_embeddings_per_layer_are_not_copied_to_the_output() -> None:
+    tied = made_up_facts(is_tied=True)
+    tensors = (
+        TensorFacts(
+            name="per_layer_token_embd.weight", type_name="F16", shape=(1,), n_bytes=7 * MIB, offset=0, i_shard=0
+        ),
+    )
+    with_more = dataclasses.replace(tied, tensors=tensors, embedding_bytes=tied.embedding_bytes + 7 * MIB)
+    assert estimate_footprint(with_more, EVERYTHING) == estimate_footprint(tied, EVERYTHING)
+
+
 # --- what must always hold -----------------------------------------------------------------------------------------
 
 FACTS = st.builds(
@@ -176,7 +243,7 @@ def test_bytes_are_never_negative_and_add_up(facts: GgufFacts, settings: Setting
 
 @given(FACTS, SETTINGS)
 def test_nothing_offloaded_is_nothing_and_everything_is_the_file(facts: GgufFacts, settings: Settings) -> None:
-    nothing = Footprint(weights_bytes=0, kv_cache_bytes=0, compute_bytes=0)
+    nothing = Footprint(weights_bytes=0, kv_cache_bytes=0, compute_bytes=0, least_bytes=0)
     assert estimate_footprint(facts, settings.replace(devices=())) == nothing
     assert estimate_footprint(facts, settings.replace(n_gpu_layers=0)) == nothing
     everything = estimate_footprint(facts, settings.replace(devices=None, n_gpu_layers=FULL))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import MIB, WORKLOAD, SyntheticEngine, carry_out, made_up_facts, made_up_space, ok_result, visit
 
-from offloadtune.recommend import Round, figures, n_changes, recommend
+from offloadtune.recommend import Round, counted_visits, figures, n_changes, recommend
 from offloadtune.records import (
     Goal,
     Outcome,
@@ -167,8 +167,28 @@ def test_more_context_than_asked_for_is_not_chosen_but_its_cost_is_said() -> Non
     found = answer(SPACE, [ran(large, 0.5), ran(FULL, 1.0), ran(DEFAULT, 2.0)])
     assert found.trial.settings == FULL
     assert any("A context of 2048 runs too: 500 ms" in reason and "1.00 s" in reason for reason in found.reasons)
-    found = answer(SPACE, [failed(large), ran(FULL, 1.0)])
-    assert "A context of 2048 does not run: the made-up memory ran out." in found.reasons
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (Outcome.OUT_OF_MEMORY_DEVICE, "A context of 2048 does not fit: the made-up memory ran out."),
+        (Outcome.CRASHED, "A context of 2048 did not run: the made-up memory ran out."),
+        (Outcome.LOAD_FAILED, "A context of 2048 did not run: the made-up memory ran out."),
+        (Outcome.TIMED_OUT, "A context of 2048 was not finished in its time."),
+        (Outcome.CANCELLED, None),
+    ],
+)
+def test_of_more_context_that_is_not_to_be_had_the_reason_is_said(outcome: Outcome, words: str | None) -> None:
+    found = answer(SPACE, [failed(FULL.replace(n_ctx=2048), outcome), ran(FULL, 1.0)])
+    assert [reason for reason in found.reasons if reason.startswith("A context of")] == ([words] if words else [])
+
+
+def test_more_context_over_the_users_limit_is_said_to_be_that() -> None:
+    space = made_up_space(FACTS, device_bytes=100 * MIB, limit_bytes=100 * MIB)
+    large = ran(FULL.replace(n_ctx=2048), 1.0, peak_bytes=120 * MIB)
+    said = reasons_of(space, [large, ran(FULL, 1.0, peak_bytes=90 * MIB)])
+    assert "A context of 2048 ran, but took 120 MiB, over your limit of 100 MiB." in said
 
 
 @pytest.mark.parametrize(
@@ -234,14 +254,16 @@ def reasons_of(space: Space, results: Sequence[TrialResult], rounds: Sequence[Ro
 
 
 def test_reasons_name_the_numbers() -> None:
-    costs = {FULL: 1.0, DEFAULT: 2.0}
-    found = answer(SPACE, [ran(FULL, 1.0, peak_bytes=512 * MIB), ran(DEFAULT, 2.0)], steady(costs))
+    costs = {FULL: 1.0, DEFAULT: 2.0, CPU_ONLY: 2.0}
+    results = [ran(s, c, peak_bytes=512 * MIB if s == FULL else 0) for s, c in costs.items()]
+    found = answer(SPACE, results, steady(costs))
     assert found.reasons[0] == "All 13 layers are on the device, 512 MiB of 8.00 GiB."
-    assert found.reasons[1].startswith("2.00x faster than llama_cpp_python's own defaults for the whole turn (95 % ")
-    assert "6 rounds" in found.reasons[1]
-    assert found.reasons[2].startswith("Flash attention is on: it changes the order of the arithmetic")
-    assert found.reasons[3].startswith("Noise of this session: the same settings differ by 2.")
-    assert len(found.reasons) == 4
+    assert found.reasons[1].startswith("2.00x faster than the CPU alone for the whole turn (95 % ")
+    assert found.reasons[2].startswith("2.00x faster than llama_cpp_python's own defaults for the whole turn (95 % ")
+    assert "6 rounds" in found.reasons[2]
+    assert found.reasons[3].startswith("Flash attention is on: it changes the order of the arithmetic")
+    assert found.reasons[4].startswith("Noise of this sweep: the same settings differ by 2.")
+    assert len(found.reasons) == 5
 
 
 def test_do_not_offload_is_said_with_both_speeds() -> None:
@@ -249,6 +271,43 @@ def test_do_not_offload_is_said_with_both_speeds() -> None:
     said = reasons_of(SPACE, [ran(s, c) for s, c in costs.items()], steady(costs))
     assert said.startswith("Do not offload: the CPU alone reads 1024 tok/s and writes 126 tok/s, a turn of 1.00 s; ")
     assert "with 13 of 13 layers on the device it reads 256 tok/s and writes 31.5 tok/s, a turn of 4.00 s." in said
+
+
+def test_where_the_cpu_is_only_as_good_offloading_gains_nothing_but_is_not_advised_against() -> None:
+    costs = {FULL: 1.0, DEFAULT: 1.005, CPU_ONLY: 1.5}
+    said = reasons_of(SPACE, [ran(s, c) for s, c in costs.items()], steady(costs))
+    assert said.startswith("Offloading gains nothing beyond the noise: with every layer on the CPU it reads 10")
+    assert "with 13 of 13 layers on the device it reads 10" in said
+    assert "Do not offload" not in said
+
+
+def test_the_rival_of_the_cpu_is_the_best_placement_of_the_rounds() -> None:
+    """A placement that looked best at first sight and lost in the rounds, or is not in them, is not what decides."""
+    others = {FULL.replace(n_gpu_layers=k): cost for k, cost in ((4, 0.2), (5, 3.0))}
+    results = [ran(s, c) for s, c in ({CPU_ONLY: 1.0, FULL: 1.2} | others).items()]
+    said = reasons_of(SPACE, results, steady({CPU_ONLY: 1.0, FULL: 2.0, FULL.replace(n_gpu_layers=5): 3.0}))
+    assert said.startswith("Do not offload: ")
+    assert "with 13 of 13 layers on the device it reads 512 tok/s" in said
+
+
+def test_a_placement_that_did_not_come_into_the_rounds_is_a_rival_by_its_one_visit() -> None:
+    costs = {CPU_ONLY: 1.0, DEFAULT: 2.0}
+    said = reasons_of(SPACE, [ran(FULL, 4.0), *(ran(s, c) for s, c in costs.items())], steady(costs))
+    assert "a turn of 4.00 s, by one visit." in said.splitlines()[0]
+    assert said.startswith("Do not offload: ")
+
+
+def test_the_cpu_that_wins_by_its_context_is_not_said_to_be_faster() -> None:
+    space = made_up_space(FACTS, device_bytes=PLENTY, goal=Goal.CONTEXT)
+    large = CPU_ONLY.replace(n_ctx=4096)
+    said = reasons_of(space, [failed(FULL.replace(n_ctx=4096)), ran(FULL, 1.0), ran(large, 9.0)])
+    assert said.startswith("Nothing is offloaded: no placement on the device ran with a context of 4096.")
+
+
+def test_without_a_placement_within_the_limit_that_is_the_reason() -> None:
+    space = made_up_space(FACTS, device_bytes=100 * MIB, limit_bytes=100 * MIB)
+    said = reasons_of(space, [ran(FULL, 1.0, peak_bytes=101 * MIB), ran(CPU_ONLY, 2.0)])
+    assert said.startswith("Nothing is offloaded: no placement on the device stayed within your limit of 100 MiB.")
 
 
 def test_offloading_nothing_for_lack_of_a_placement_that_runs_is_another_matter() -> None:
@@ -262,19 +321,91 @@ def test_without_devices_nothing_is_said_of_offloading() -> None:
     assert said.startswith("Everything runs on the CPU: the engine lists no other device.")
 
 
+def layers(n_gpu_layers: int) -> Settings:
+    return FULL.replace(n_gpu_layers=n_gpu_layers)
+
+
 @pytest.mark.parametrize(
     ("others", "words"),
     [
-        ([failed(FULL.replace(n_gpu_layers=6)), failed(FULL)], "one more does not fit: 6 were tried and did not run."),
-        ([failed(FULL.replace(n_gpu_layers=9)), failed(FULL)], "; 9 were tried and did not run."),
-        ([failed(FULL), ran(FULL.replace(n_gpu_layers=9), 3.0)], "; 9 run too, but not faster beyond the noise."),
+        ([failed(layers(6)), failed(FULL)], "one more does not fit: 6 were tried and ran out of memory."),
+        ([failed(layers(6), Outcome.CRASHED)], "one more does not fit: 6 were tried and crashed."),
+        ([failed(layers(6), Outcome.OUT_OF_MEMORY_HOST)], "one more does not fit: 6 were tried and ran out of memory."),
+        ([failed(layers(9)), failed(FULL)], "; 9 were tried and ran out of memory."),
+        ([failed(layers(6), Outcome.TIMED_OUT)], "; 6 were not finished in their time."),
+        ([failed(layers(6), Outcome.CANCELLED)], "; one more would need about "),
+        ([failed(layers(6), Outcome.CANCELLED), failed(layers(7))], "; 7 were tried and ran out of memory."),
+        ([failed(layers(6), Outcome.LOAD_FAILED)], "; 6 were tried and did not run: the made-up memory ran out."),
+        ([failed(FULL), ran(layers(9), 3.0)], "; 9 run too, but not faster beyond the noise."),
+        ([failed(layers(6).replace(n_ctx=4096))], "; one more would need about "),  # it asked for more besides
+        ([failed(layers(6).replace(n_threads=2))], "one more does not fit: 6 were tried and ran out of memory."),
         ([], "; one more would need about "),
     ],
 )
 def test_of_more_layers_only_what_was_tried_is_said(others: list[TrialResult], words: str) -> None:
-    said = reasons_of(SPACE, [ran(FULL.replace(n_gpu_layers=5), 1.0, peak_bytes=64 * MIB), *others])
+    said = reasons_of(SPACE, [ran(layers(5), 1.0, peak_bytes=64 * MIB), *others])
     assert said.startswith("5 of 13 layers are on the device, 64.0 MiB of 8.00 GiB; ")
-    assert words in said
+    assert words in said.splitlines()[0]
+
+
+@pytest.mark.parametrize("limit_bytes", [None, 49 * MIB])
+def test_one_more_layer_that_the_arithmetic_excludes_is_said_to_be_excluded_by_it(limit_bytes: int | None) -> None:
+    space = made_up_space(FACTS, device_bytes=49 * MIB, limit_bytes=limit_bytes)
+    said = reasons_of(space, [ran(layers(4), 1.0, peak_bytes=48 * MIB)]).splitlines()[0]
+    verb = "does not fit" if limit_bytes is None else "is over your limit"
+    assert said.endswith(f"; one more {verb}: by the file's sizes it needs at least 50.0 MiB.")
+
+
+def test_more_layers_over_the_users_limit_are_said_to_be_that() -> None:
+    space = made_up_space(FACTS, device_bytes=100 * MIB, limit_bytes=100 * MIB)
+    results = [ran(layers(5), 1.0, peak_bytes=90 * MIB), ran(layers(6), 0.9, peak_bytes=101 * MIB)]
+    said = reasons_of(space, results).splitlines()[0]
+    assert said.endswith("; 6 ran, but took 101 MiB, over your limit of 100 MiB.")
+    assert "fit" not in said
+
+
+# --- a verdict that is missing -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        ([], "it was not tried, the sweep ended first"),
+        ([failed(DEFAULT)], "it does not fit: the made-up memory ran out"),
+        ([failed(DEFAULT, Outcome.CRASHED)], "it did not run: the made-up memory ran out"),
+        ([failed(DEFAULT, Outcome.TIMED_OUT)], "it was not finished in its time"),
+        ([failed(DEFAULT, Outcome.CANCELLED)], "it was not finished, the sweep was stopped"),
+        ([ran(DEFAULT, 1.0, peak_bytes=PLENTY)], "it ran, but took 8.00 GiB, over your limit of 1.00 GiB"),
+        ([ran(DEFAULT, 1.0)], "it was not in every round"),
+    ],
+)
+def test_a_missing_verdict_is_never_silent(others: list[TrialResult], why: str) -> None:
+    space = made_up_space(FACTS, device_bytes=1 << 30, limit_bytes=1 << 30)
+    costs = {FULL: 1.0, CPU_ONLY: 3.0}
+    found = answer(space, [*(ran(s, c) for s, c in costs.items()), *others], steady(costs))
+    assert verdicts(found) == {"cpu_only": Verdict.FASTER}
+    missing = [reason for reason in found.reasons if reason.startswith("No verdict")]
+    assert missing == [f"No verdict against llama_cpp_python's own defaults: {why}."]
+
+
+def test_without_rounds_what_ran_is_said_to_lack_them_and_the_rest_its_own_reason() -> None:
+    found = answer(SPACE, [ran(FULL, 1.0), ran(DEFAULT, 2.0), failed(CPU_ONLY, Outcome.TIMED_OUT)])
+    assert "No verdict against the CPU alone: it was not finished in its time." in found.reasons
+    assert sum("No verdict" in reason for reason in found.reasons) == 1
+    assert any(reason.startswith("No comparison side by side was finished") for reason in found.reasons)
+
+
+def test_with_nothing_to_compare_nobody_is_told_to_take_more_time() -> None:
+    found = answer(SPACE, [ran(FULL, 1.0), failed(DEFAULT), failed(CPU_ONLY)])
+    assert not any("No comparison" in reason for reason in found.reasons)
+
+
+def test_without_devices_the_cpu_alone_needs_no_verdict() -> None:
+    space = made_up_space(FACTS, device_bytes=0)
+    start = settings_of(space, "cpu_only")
+    costs = {start.replace(n_threads=2): 1.0, settings_of(space, "default"): 2.0}
+    said = reasons_of(space, [ran(start, 1.5), *(ran(s, c) for s, c in costs.items())], steady(costs))
+    assert "No verdict" not in said
 
 
 @pytest.mark.parametrize(
@@ -334,8 +465,21 @@ def test_figures_of_warm_ups_alone_are_a_mistake() -> None:
         figures((visit(ttft_s=1.0, token_s=0.1, is_warmup=True),), WORKLOAD)
 
 
-def test_figures_of_the_answer_hold_the_rounds_too() -> None:
+@pytest.mark.parametrize(("n_rounds", "n_samples"), [(0, 1), (1, 2), (2, 2), (6, 6)])
+def test_figures_are_those_of_the_rounds_once_there_are_two(n_rounds: int, n_samples: int) -> None:
+    """First visits are warmer; a single round is too little to do without them."""
     costs = {FULL: 1.0, DEFAULT: 2.0}
-    found = answer(SPACE, [ran(s, c) for s, c in costs.items()], steady(costs))
-    assert found.figures.turn_s.n_samples == 7
+    results = [ran(s, c) for s, c in costs.items()]
+    rounds = steady(costs, n_rounds)
+    found = answer(SPACE, results, rounds)
+    assert found.figures.turn_s.n_samples == n_samples
+    default = figures(counted_visits(results[1], rounds), WORKLOAD)
+    assert default.turn_s.n_samples == n_samples
+    assert default.turn_s.p50 == pytest.approx(2.0, rel=0.02)
+    assert all(one.ratio.n_samples == n_rounds for one in found.versus)
+
+
+def test_the_first_visit_counts_no_more_once_there_are_rounds() -> None:
+    found = answer(SPACE, [ran(FULL, 0.1), ran(DEFAULT, 2.0)], steady({FULL: 1.0, DEFAULT: 2.0}))
+    assert found.figures.turn_s.low > 0.9
     assert not math.isinf(found.versus[0].ratio.high)

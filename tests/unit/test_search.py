@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from pathlib import Path
 
@@ -51,10 +53,29 @@ SPACES = st.builds(
 )
 
 
-def ladder(results: list[TrialResult]) -> list[TrialResult]:
-    """The trials of placements: those before the first baseline."""
-    ends = (i for i, result in enumerate(results) if not result.trial.settings.offloads)
-    return results[: next(ends, len(results))]
+def ladder(space: Space, results: list[TrialResult]) -> list[TrialResult]:
+    """The trials of placements: those before the first neighbour, the baselines left out."""
+    baselines = {trial.settings for trial in baseline_trials(space).values()}
+    rung = baseline_trials(space)["cpu_only"].settings.replace(devices=None)
+    before = itertools.takewhile(
+        lambda r: r.trial.settings in baselines or r.trial.settings.replace(n_gpu_layers=0) == rung, results
+    )
+    return [result for result in before if result.trial.settings not in baselines]
+
+
+def simulate(space: Space, outcomes: dict[int, Outcome], otherwise: Outcome) -> list[TrialResult]:
+    """The whole plan where every placement ends as told for its n_gpu_layers; the CPU alone always runs.
+
+    What was taken of the device is not told.
+    """
+    engine, results = SyntheticEngine(facts=space.facts, wall_bytes=PLENTY), list[TrialResult]()
+    while (trial := next_trial(space, results)) is not None:
+        assert len(results) < 150
+        outcome = outcomes.get(trial.settings.n_gpu_layers, otherwise) if trial.settings.offloads else Outcome.OK
+        ended = TrialResult(trial=trial, outcome=outcome, reason="as the test wants")
+        silent = dataclasses.replace(engine.run(trial), device_peak_bytes=())
+        results.append(silent if outcome is Outcome.OK else ended)
+    return results
 
 
 def most_that_fits(engine: SyntheticEngine, settings: Settings) -> int:
@@ -75,7 +96,7 @@ def test_everything_on_the_device_comes_first_and_is_enough_when_it_runs() -> No
     space = made_up_space(facts, device_bytes=PLENTY)
     results = carry_out(space, SyntheticEngine(facts=facts, wall_bytes=PLENTY))
     assert results[0].trial.settings.n_gpu_layers == facts.n_layer + 1
-    assert len(ladder(results)) == 1
+    assert len(ladder(space, results)) == 1
 
 
 def test_everything_is_tried_first_even_where_it_is_unlikely() -> None:
@@ -95,7 +116,7 @@ def test_everything_is_left_out_where_it_cannot_be() -> None:
     trial = next_trial(space, [])
     assert trial is not None
     assert 0 < trial.settings.n_gpu_layers <= facts.n_layer
-    assert any("all 13 layers" in reason for reason in skipped(space))
+    assert any("all 13 layers on the device: by the header's arithmetic" in reason for reason in skipped(space))
 
 
 def start_of(space: Space) -> Settings:
@@ -110,9 +131,9 @@ def start_of(space: Space) -> Settings:
     WALLS,
     st.integers(0, 100 * MIB),
     st.sampled_from([0.0, 0.5, 1.0, 3.0]),
-    st.sampled_from([Outcome.OUT_OF_MEMORY_DEVICE, Outcome.CRASHED, Outcome.LOAD_FAILED, Outcome.TIMED_OUT]),
+    st.sampled_from([Outcome.OUT_OF_MEMORY_DEVICE, Outcome.OUT_OF_MEMORY_HOST, Outcome.CRASHED]),
 )
-def test_bisection_finds_the_most_that_fits_in_few_trials(
+def test_the_climb_finds_the_most_that_fits_in_few_trials(
     facts: GgufFacts, wall_bytes: int, base_bytes: int, compute_factor: float, wall_outcome: Outcome
 ) -> None:
     engine = SyntheticEngine(
@@ -123,21 +144,143 @@ def test_bisection_finds_the_most_that_fits_in_few_trials(
         wall_outcome=wall_outcome,
     )
     space = made_up_space(facts, device_bytes=wall_bytes)
-    placements = ladder(carry_out(space, engine))
+    placements = ladder(space, carry_out(space, engine))
     best = most_that_fits(engine, baseline_trials(space)["cpu_only"].settings.replace(devices=None))
     assert most_that_ran(placements) == best
-    assert len(placements) <= math.ceil(math.log2(facts.n_layer + 1)) + 3
+    assert len(placements) <= 2 * math.ceil(math.log2(facts.n_layer + 1)) + 2
 
 
 @pytest.mark.parametrize("wall_mib", [30, 100, 160, 230, 270, 310, 400, 1000])
-def test_bisection_finds_the_most_that_fits_of_a_real_file(smollm2_path: Path, wall_mib: int) -> None:
+def test_the_climb_finds_the_most_that_fits_of_a_real_file(smollm2_path: Path, wall_mib: int) -> None:
     facts = read_gguf(smollm2_path)
     engine = SyntheticEngine(facts=facts, wall_bytes=wall_mib * MIB, base_bytes=5 * MIB, compute_factor=0.7)
     space = made_up_space(facts, device_bytes=wall_mib * MIB)
-    placements = ladder(carry_out(space, engine))
+    placements = ladder(space, carry_out(space, engine))
     best = most_that_fits(engine, baseline_trials(space)["cpu_only"].settings.replace(devices=None))
     assert most_that_ran(placements) == best
     assert len(placements) <= 8
+
+
+@pytest.mark.parametrize("unlisted_gib", [0.0, 0.3, 0.9, 1.4])
+@pytest.mark.parametrize("compute_factor", [0.3, 1.0, 1.5])
+def test_a_file_larger_than_the_card_is_loaded_four_times_at_most(unlisted_gib: float, compute_factor: float) -> None:
+    """A 40 GB file on a 24 GB card, of which the driver takes a part that no footprint lists."""
+    facts = made_up_facts((round(0.49 * GIB),) * 80)
+    device_bytes = round(23.2 * GIB)
+    engine = SyntheticEngine(
+        facts=facts,
+        wall_bytes=device_bytes,
+        base_bytes=round(unlisted_gib * GIB),
+        compute_factor=compute_factor,
+    )
+    space = made_up_space(facts, device_bytes=device_bytes)
+    placements = ladder(space, carry_out(space, engine))
+    best = most_that_fits(engine, baseline_trials(space)["cpu_only"].settings.replace(devices=None))
+    assert 40 < most_that_ran(placements) == best < 50
+    assert len(placements) <= 4
+
+
+def rungs_tried(space: Space, most: int) -> list[int]:
+    """n_gpu_layers in the order tried, where `most` run and more end out of memory."""
+    results = simulate(space, dict.fromkeys(range(1, most + 1), Outcome.OK), Outcome.OUT_OF_MEMORY_DEVICE)
+    return [result.trial.settings.n_gpu_layers for result in ladder(space, results)]
+
+
+def test_from_a_first_guess_that_fails_the_climb_goes_down_in_growing_steps_and_halves_the_rest() -> None:
+    facts = made_up_facts((10 * MIB,) * 60)
+    space = made_up_space(facts, device_bytes=420 * MIB)
+    first = rungs_tried(space, 0)[0]
+    assert 35 < first < 42
+    assert rungs_tried(space, first - 1) == [first, first - 1]
+    assert rungs_tried(space, first - 2) == [first, first - 1, first - 2]
+    assert rungs_tried(space, first - 3) == [first, first - 1, first - 2, first - 4, first - 3]
+    down_8 = [first, first - 1, first - 2, first - 4, first - 8]
+    assert rungs_tried(space, first - 8) == [*down_8, first - 6, first - 7]
+
+
+def test_from_a_first_guess_that_runs_the_climb_goes_up_in_growing_steps_and_halves_the_rest() -> None:
+    """Where the device does not tell what was taken; the estimate of the compute buffers leaves far too much room."""
+    facts = dataclasses.replace(made_up_facts((10 * MIB,) * 60), n_vocab=100_000)
+    space = made_up_space(facts, device_bytes=620 * MIB)
+    first = rungs_tried(space, 0)[0]
+    assert max(runs_by_size(space)) > first + 15
+    assert rungs_tried(space, first) == [first, first + 1]
+    assert rungs_tried(space, first + 1) == [first, first + 1, first + 2]
+    assert rungs_tried(space, first + 3) == [first, first + 1, first + 2, first + 4, first + 3]
+    up_8 = [first, first + 1, first + 2, first + 4, first + 8]
+    assert rungs_tried(space, first + 6) == [*up_8, first + 6, first + 7]
+
+
+def test_a_first_guess_far_too_low_is_left_by_what_it_measured() -> None:
+    """The compute buffers are a tenth of what was feared; three loads tell: the guess, the last that fits, one more."""
+    facts = made_up_facts((MIB,) * 60)
+    wall_bytes = estimate_footprint(facts, start_of(made_up_space(facts, device_bytes=PLENTY))).compute_bytes + 9 * MIB
+    engine = SyntheticEngine(facts=facts, wall_bytes=wall_bytes, compute_factor=0.1, base_bytes=3 * MIB)
+    space = made_up_space(facts, device_bytes=wall_bytes)
+    placements = ladder(space, carry_out(space, engine))
+    n_layers = [result.trial.settings.n_gpu_layers for result in placements]
+    best = most_that_fits(engine, baseline_trials(space)["cpu_only"].settings.replace(devices=None))
+    assert n_layers[-3] + 5 < best == n_layers[-2] == n_layers[-1] - 1
+
+
+def test_the_first_guess_leaves_room_for_what_no_footprint_lists() -> None:
+    facts = made_up_facts((round(0.1 * GIB),) * 300)
+    space = made_up_space(facts, device_bytes=20 * GIB)
+    trial = next_trial(space, [])
+    assert trial is not None
+    likely = estimate_footprint(facts, trial.settings).bytes
+    assert 19.4 * GIB < likely <= 20 * GIB * 0.98
+
+
+def test_on_a_tiny_card_the_first_guess_is_a_layer_below_the_wall_and_never_nothing() -> None:
+    facts = made_up_facts()
+    base = start_of(made_up_space(facts, device_bytes=PLENTY))
+    for k in (1, 2, 5):
+        wall_bytes = estimate_footprint(facts, base.replace(n_gpu_layers=k)).bytes
+        trial = next_trial(made_up_space(facts, device_bytes=wall_bytes), [])
+        assert trial is not None
+        assert trial.settings.n_gpu_layers == max(k - 1, 1)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.TIMED_OUT, Outcome.CANCELLED, Outcome.LOAD_FAILED, Outcome.UNSUPPORTED])
+def test_what_tells_nothing_of_memory_is_passed_over_and_bounds_nothing(outcome: Outcome) -> None:
+    space = made_up_space(made_up_facts((10 * MIB,) * 60), device_bytes=420 * MIB)
+    runs = dict.fromkeys(range(1, 62), Outcome.OK)
+    first = ladder(space, simulate(space, runs, Outcome.OK))[0].trial.settings.n_gpu_layers
+    results = ladder(space, simulate(space, {**runs, first: outcome}, Outcome.OK))
+    tried = [result.trial.settings.n_gpu_layers for result in results]
+    assert tried[0] == first
+    assert most_that_ran(results) == max(runs_by_size(space)) > first
+    assert len(tried) == len(set(tried))
+
+
+def runs_by_size(space: Space) -> list[int]:
+    """n_gpu_layers that the file's sizes do not exclude."""
+    base = baseline_trials(space)["cpu_only"].settings.replace(devices=None)
+    return [
+        k
+        for k in range(1, space.everything + 1)
+        if estimate_footprint(space.facts, base.replace(n_gpu_layers=k)).least_bytes <= space.device_bytes
+    ]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.TIMED_OUT, Outcome.LOAD_FAILED, Outcome.UNSUPPORTED])
+@pytest.mark.parametrize("device_bytes", [420 * MIB, PLENTY])
+def test_placements_that_all_end_without_telling_are_given_up_after_a_few(outcome: Outcome, device_bytes: int) -> None:
+    space = made_up_space(made_up_facts((10 * MIB,) * 60), device_bytes=device_bytes)
+    results = simulate(space, {}, outcome)
+    assert len(ladder(space, results)) == 3
+    assert {trial.settings for trial in baseline_trials(space).values()} <= {r.trial.settings for r in results}
+
+
+def test_an_unknown_cache_excludes_no_placement() -> None:
+    """Latent attention: the rule would say that the cache alone is more than the card."""
+    facts = made_up_facts(keys={"llama.attention.kv_lora_rank": 512}, n_ctx_train=1 << 20)
+    space = made_up_space(facts, device_bytes=400 * MIB, n_ctx=1 << 19)
+    trial = next_trial(space, [])
+    assert trial is not None
+    assert trial.settings.n_gpu_layers == facts.n_layer + 1
+    assert not any("all 13 layers" in reason for reason in skipped(space))
 
 
 def test_a_limit_of_the_user_is_a_wall_like_any_other() -> None:
@@ -148,7 +291,7 @@ def test_a_limit_of_the_user_is_a_wall_like_any_other() -> None:
     results = carry_out(space, engine)
     limited = SyntheticEngine(facts=facts, wall_bytes=limit_bytes, base_bytes=20 * MIB)
     best = most_that_fits(limited, baseline_trials(space)["cpu_only"].settings.replace(devices=None))
-    within = [r for r in ladder(results) if is_feasible(r, limit_bytes)]
+    within = [r for r in ladder(space, results) if is_feasible(r, limit_bytes)]
     assert 0 < best < facts.n_layer + 1
     assert most_that_ran(within) == best
 
@@ -232,6 +375,35 @@ def test_the_plan_ends_when_nothing_at_all_runs() -> None:
     assert finalists(space, results) == ()
 
 
+# --- the order -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", list(Target))
+def test_baselines_come_right_after_the_first_placement_that_runs(target: Target) -> None:
+    facts = made_up_facts((10 * MIB,) * 60)
+    space = made_up_space(facts, device_bytes=420 * MIB, target=target)
+    engine = SyntheticEngine(facts=facts, wall_bytes=420 * MIB, base_bytes=5 * MIB, compute_factor=0.0)
+    results = carry_out(space, engine)
+    names = {trial.settings: name for name, trial in baseline_trials(space).items()}
+    rungs = {r.trial.settings for r in ladder(space, results)}
+    kinds = [names.get(r.trial.settings, "rung" if r.trial.settings in rungs else "step") for r in results]
+    i_first = next(i for i, r in enumerate(results) if is_feasible(r, None))
+    assert kinds[: i_first + 3] == ["rung"] * (i_first + 1) + ["cpu_only", "default"]
+    rest = kinds[i_first + 3 :]
+    assert rest == sorted(rest)  # rungs before steps
+    assert {"rung", "step"} == set(rest)
+
+
+def test_without_a_placement_that_runs_the_baselines_come_after_the_last_one() -> None:
+    facts = made_up_facts()
+    space = made_up_space(facts, device_bytes=100 * MIB)
+    results = carry_out(space, SyntheticEngine(facts=facts, wall_bytes=100 * MIB, base_bytes=PLENTY))
+    n_rungs = len(ladder(space, results))
+    assert n_rungs > 1
+    baselines = [trial.settings for trial in baseline_trials(space).values()]
+    assert [r.trial.settings for r in results[n_rungs : n_rungs + 2]] == baselines
+
+
 # --- neighbours ----------------------------------------------------------------------------------------------------
 
 
@@ -243,6 +415,66 @@ def test_neighbours_follow_the_gain_to_its_end() -> None:
     best = min(candidates(space, results), key=lambda r: r.visits[-1].ttft_s).trial.settings
     assert (best.n_gpu_layers, best.n_ubatch, best.flash_attn_type) == (13, 512, "enabled")
     assert "disabled" in {r.trial.settings.flash_attn_type for r in results if r.trial.settings.offloads}
+
+
+def tried_around(best: Settings, results: list[TrialResult]) -> list[tuple[int, int]]:
+    """(n_gpu_layers, n_ubatch) in the order tried, of settings that differ from `best` in nothing else."""
+    alike = (r.trial.settings for r in results)
+    return [
+        (s.n_gpu_layers, s.n_ubatch)
+        for s in alike
+        if s.replace(n_gpu_layers=best.n_gpu_layers, n_ubatch=best.n_ubatch, n_batch=best.n_batch) == best
+    ]
+
+
+def test_layers_are_traded_for_a_larger_batch_that_does_not_fit_besides_them() -> None:
+    """The made-up card holds 2 layers less with a batch of 1024 than with one of 512."""
+    facts = made_up_facts()
+    base = start_of(made_up_space(facts, device_bytes=PLENTY, n_prompt_new=1024, n_ctx=2048))
+    engine = SyntheticEngine(facts=facts, wall_bytes=0)
+    wall_bytes = engine.used_bytes(base.replace(n_gpu_layers=8)) + 2 * MIB
+    larger = base.replace(n_ubatch=1024, n_batch=1024)
+    engine = SyntheticEngine(facts=facts, wall_bytes=wall_bytes)
+    fits = [engine.fits(larger.replace(n_gpu_layers=k)) for k in (8, 7, 6)]
+    assert engine.fits(base.replace(n_gpu_layers=8))
+    assert not engine.fits(base.replace(n_gpu_layers=9))
+    assert fits == [False, False, True]
+    space = made_up_space(facts, device_bytes=wall_bytes, n_prompt_new=1024, n_ctx=2048)
+    results = carry_out(space, engine)
+    pairs = tried_around(base, results)
+    assert pairs.index((8, 1024)) < pairs.index((7, 1024)) < pairs.index((6, 1024))
+    assert (5, 1024) not in pairs
+
+
+def test_a_smaller_batch_may_make_room_for_one_more_layer() -> None:
+    facts = made_up_facts((1 * MIB,) * 12)
+    base = start_of(made_up_space(facts, device_bytes=PLENTY))
+    wall_bytes = SyntheticEngine(facts=facts, wall_bytes=0).used_bytes(base.replace(n_gpu_layers=8))
+    space = made_up_space(facts, device_bytes=wall_bytes)
+    engine = SyntheticEngine(facts=facts, wall_bytes=wall_bytes, host_bytes_per_s=1e6)  # a layer is worth everything
+    results = carry_out(space, engine)
+    first = next(r for r in results if r.trial.settings.n_ubatch == 256 and r.trial.settings.n_gpu_layers == 9)
+    assert first.outcome is Outcome.OK
+    assert "9 layers" in first.trial.why
+
+
+def test_trades_need_a_load_so_they_come_after_the_steps_that_need_none() -> None:
+    facts = made_up_facts()
+    space = made_up_space(facts, device_bytes=100 * MIB)
+    results = carry_out(space, SyntheticEngine(facts=facts, wall_bytes=100 * MIB))
+    steps = results[len(ladder(space, results)) + 2 :]
+    n_layers = [r.trial.settings.n_gpu_layers for r in steps]
+    i_trade = next(i for i, k in enumerate(n_layers) if k != n_layers[0])
+    assert i_trade >= 5
+    assert {r.trial.settings.n_ubatch for r in steps[:i_trade]} >= {256, 512}
+
+
+def test_there_is_nothing_to_trade_where_everything_is_on_the_device_or_the_layers_are_fixed() -> None:
+    facts = made_up_facts()
+    for k, expected in ((None, {0, 13}), (5, {0, 5})):
+        space = made_up_space(facts, device_bytes=PLENTY, fixed={"n_gpu_layers": k} if k else {})
+        results = carry_out(space, SyntheticEngine(facts=facts, wall_bytes=PLENTY))
+        assert {r.trial.settings.n_gpu_layers for r in results} == expected
 
 
 def test_neighbours_that_cannot_fit_are_not_tried() -> None:
@@ -320,7 +552,17 @@ def test_other_goals_recommend_the_context_asked_for() -> None:
 def test_default_of_llama_cpp_python_is_what_its_constructor_does() -> None:
     default = baseline_trials(made_up_space(made_up_facts(), device_bytes=PLENTY))["default"].settings
     assert (default.n_gpu_layers, default.devices, default.flash_attn_type) == (0, None, "disabled")
-    assert (default.n_threads, default.n_threads_batch, default.n_batch, default.n_ubatch) == (4, 8, 512, 512)
+    assert (default.n_batch, default.n_ubatch) == (512, 512)
+    # multiprocessing.cpu_count() knows of no affinity: half of the 16 CPUs of the system, and all of them
+    assert (default.n_threads, default.n_threads_batch) == (8, 16)
+
+
+def test_default_of_llama_server_says_that_its_layers_are_our_estimate() -> None:
+    facts = made_up_facts()
+    server = made_up_space(facts, device_bytes=PLENTY, target=Target.LLAMA_SERVER)
+    assert baseline_trials(server)["default"].why.endswith("the layers by our estimate of its --fit rule")
+    for other in (dataclasses.replace(server, device_bytes=0), made_up_space(facts, device_bytes=PLENTY)):
+        assert "--fit" not in baseline_trials(other)["default"].why
 
 
 @pytest.mark.parametrize("spare_bytes", [GIB, GIB - 1, GIB + 5 * MIB, 2])

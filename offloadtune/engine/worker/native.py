@@ -11,12 +11,13 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-from llama_cpp import llama_cpp as low
+from llama_cpp import llama_cpp
 
+low: Any = llama_cpp
 ggml: Any = low._lib  # noqa: SLF001 - the documented way to the rest of the library
 
 FLASH_ATTN_TYPES = {"auto": -1, "disabled": 0, "enabled": 1}
@@ -118,12 +119,22 @@ class Log:
 
 def start(tell_abort: Callable[[str], None]) -> tuple[Log, Any]:
     """Install the log, the abort callback and the backends; keep what is returned referenced."""
+    _check_fields(low.llama_model_params, ("devices", "load_mode", "use_extra_bufts"))
+    _check_fields(low.llama_context_params, ("n_outputs_max", "flash_attn_type", "op_offload", "kv_unified"))
     log = Log()
     callback = _AbortCallback(lambda text: tell_abort((text or b"").decode("utf-8", "replace")))
     set_abort_callback(callback)
     if not any(DEVICE_KINDS[dev_type(device)] == "cpu" for device in devices()):  # backends built as plug-ins
         load_all_from_path(os.fsencode(library_dir()))
     return log, callback
+
+
+def _check_fields(struct: Any, names: tuple[str, ...]) -> None:
+    """Setting an unknown field of a ctypes struct passes in silence, and something else would be measured."""
+    missing = set(names) - {entry[0] for entry in struct._fields_}
+    if missing:
+        message = f"this llama-cpp-python does not know {', '.join(sorted(missing))}: install 0.3.36 or a later 0.3"
+        raise RuntimeError(message)
 
 
 def add_endpoint(endpoint: str) -> None:
@@ -259,6 +270,3 @@ def context_params(settings: dict[str, Any]) -> Any:
     params.type_k = GGML_TYPES[settings["type_k"]]
     params.type_v = GGML_TYPES[settings["type_v"]]
     return params
-
-
-__all__ = ["Log", "add_endpoint", "c_float", "context_params", "low", "model_params", "start"]

@@ -18,8 +18,8 @@ import psutil
 
 from offloadtune.engine import osdoor
 from offloadtune.engine.worker import native
-from offloadtune.engine.worker.native import low
 
+low = native.low
 _FLASH_ATTN_LINE = re.compile(r"Flash Attention (enabled|.*not supported)")
 _BUFFER_LINE = re.compile(r"(\S+)\s+(model|KV|RS|compute) buffer size\s*=\s*([\d.]+) MiB")
 _STATE_SHARE_OF_RAM = 0.1
@@ -78,9 +78,7 @@ class Session:
         return {"devices": [native.describe_device(device) for device in native.devices()]}
 
     def load(self, path: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """Load the file. Starts a new count of peaks: device memory and resident memory."""
-        osdoor.reset_peak_rss()
-        self._min_free = {}
+        """Load the file."""
         self._log.forget()
         try:
             params, keep = native.model_params(settings)
@@ -92,17 +90,18 @@ class Session:
         if not handle:
             raise RefusedError("load", "the engine could not load the file with these settings")
         loaded = LoadedFile(handle=handle, keep=keep, load_lines=self._log.lines)
-        self._note_free()
         return {"handle": self._keep(loaded), "load_ns": load_ns}
 
     def open(self, loaded: int, settings: dict[str, Any]) -> dict[str, Any]:
-        """Open a context; tells what the engine made of the settings and what memory each device gave."""
+        """Open a context; tells what the engine made of the settings and what memory each device gave.
+
+        Starts a new count of peaks, of device memory and of resident memory.
+        """
         holder = self._loaded(loaded)
+        osdoor.reset_peak_rss()
+        self._min_free = {}
         self._log.forget()
-        params = native.context_params(settings)
-        start_ns = time.perf_counter_ns()
-        handle = low.llama_init_from_model(holder.handle, params)
-        open_ns = time.perf_counter_ns() - start_ns
+        handle = low.llama_init_from_model(holder.handle, native.context_params(settings))
         if not handle:
             raise RefusedError("open", "the engine could not open a context with these settings")
         flash_attn = _resolved_flash_attn(settings["flash_attn_type"], self._log.lines)
@@ -125,7 +124,7 @@ class Session:
             "flash_attn_type": flash_attn,
         }
         memory = native.memory_breakdown(handle) or _memory_from_lines(holder.load_lines + self._log.lines)
-        return {"handle": self._keep(context), "open_ns": open_ns, "effective": effective, "memory": memory}
+        return {"handle": self._keep(context), "effective": effective, "memory": memory}
 
     def tiny(self, context: int) -> dict[str, Any]:
         """A prompt of 40 tokens and two decodes: enough to reach every kernel a turn needs."""
@@ -143,7 +142,11 @@ class Session:
         self._decode(holder, n_fill, 1)
         low.llama_synchronize(holder.handle)
         self._note_free()
-        return {"min_free_bytes": self._min_free, "host_peak_rss_bytes": osdoor.peak_rss_bytes()}
+        return {
+            "min_free_bytes": self._min_free,
+            "host_peak_rss_bytes": osdoor.peak_rss_bytes(),
+            "saved_state_bytes": sum(len(state) for state in self._states.values()),
+        }
 
     def visit(self, context: int, n_prefix: int, n_new: int, n_steps: int) -> dict[str, Any]:
         """One timed turn; see `_visit`."""
@@ -238,10 +241,17 @@ class Session:
             self._save(context, depth)
 
     def _save(self, context: OpenContext, depth: int) -> None:
+        """Keep the depth reached; all saved depths together take a small share of the memory, the oldest go first."""
         n_bytes = low.llama_state_seq_get_size(context.handle, 0)
-        if n_bytes > psutil.virtual_memory().available * _STATE_SHARE_OF_RAM:
+        room = psutil.virtual_memory().available * _STATE_SHARE_OF_RAM
+        if n_bytes > room:
             return
-        state = ctypes.create_string_buffer(n_bytes)
+        while self._states and sum(map(len, self._states.values())) + n_bytes > room:
+            del self._states[next(iter(self._states))]
+        try:
+            state = ctypes.create_string_buffer(n_bytes)
+        except MemoryError:
+            return
         if n_bytes and low.llama_state_seq_get_data(context.handle, ctypes.cast(state, _BYTES), n_bytes, 0) == n_bytes:
             self._states[(*context.state_key, depth)] = state
 
