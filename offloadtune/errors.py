@@ -75,6 +75,12 @@ class EngineMissingError(OffloadTuneError):
     exit_code = 17
 
 
+class BusyError(OffloadTuneError):
+    """Another sweep is measuring on this machine."""
+
+    exit_code = 18
+
+
 class InterruptedSweepError(OffloadTuneError):
     """The user stopped the sweep before any trial had finished."""
 
@@ -93,6 +99,7 @@ EXIT_CODES: dict[int, str] = {
     StoreError.exit_code: "the journal of measurements cannot be written or read",
     ExportError.exit_code: "a profile cannot be written",
     EngineMissingError.exit_code: "llama-cpp-python is not installed",
+    BusyError.exit_code: "another sweep is measuring on this machine",
     InterruptedSweepError.exit_code: "stopped by the user; everything measured is kept",
 }
 """Exit code -> meaning, as the README prints it (a test keeps the two equal)."""

@@ -28,8 +28,8 @@ from offloadtune.records import (
 class SweepRequest:
     """What the user asked for.
 
-    `n_ctx` None means what the workload needs; `fixed` are settings not to be tried. `worker_command` starts
-    another worker than ours, for tests.
+    `n_ctx` None means what the workload needs; `fixed` are settings not to be tried; `is_fresh` puts aside what an
+    earlier run of the same command left. `worker_command` starts another worker than ours, for tests.
     """
 
     path: Path
@@ -42,6 +42,7 @@ class SweepRequest:
     endpoints: tuple[str, ...] = ()
     fixed: dict[str, Any] = field(default_factory=dict)
     prove: bool = False
+    is_fresh: bool = False
     worker_command: tuple[str, ...] = ()
 
 
@@ -88,8 +89,8 @@ Listener = Callable[[Event], None]
 class SweepReport:
     """What a sweep found and where it stands. `baselines` holds those that ran, by name.
 
-    `n_steps` tokens were timed in a visit; `apply_text` is what the target takes, kept at `apply_path` too: a Python
-    program or a shell command.
+    `n_resumed` trials were measured by an earlier run; `n_model_loads` counts this one's. `n_steps` tokens were timed
+    in a visit. `apply_text` is what the target takes, kept at `apply_path` too: a Python program or a shell command.
     """
 
     machine: Machine
@@ -98,6 +99,7 @@ class SweepReport:
     sha256: str | None
     results: tuple[TrialResult, ...]
     n_rounds: int
+    n_resumed: int
     n_model_loads: int
     n_steps: int
     baselines: dict[str, Figures]

@@ -281,6 +281,7 @@ def report(trial: Trial = TRIAL, *, is_interrupted: bool = False) -> SweepReport
         sha256=None if is_interrupted else "a" * 64,
         results=results,
         n_rounds=5,
+        n_resumed=0,
         n_model_loads=4,
         n_steps=32,
         baselines={"cpu_only": figures(2.5), "default": figures(1.02)},

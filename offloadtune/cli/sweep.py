@@ -33,6 +33,7 @@ def sweep(  # noqa: PLR0913, PLR0917 - one parameter an option
     fix: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Fix a setting instead of trying it.")
     ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what the same sweep measured before.")] = False,
     prove: Annotated[bool, typer.Option("--prove", help="Hash the whole file before and after.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -52,6 +53,7 @@ def sweep(  # noqa: PLR0913, PLR0917 - one parameter an option
         endpoints=tuple(rpc or ()),
         fixed=options.fixed_settings(fix or ()),
         prove=prove,
+        is_fresh=fresh,
     )
     with progress.listener() as listen:
         found = pipeline.sweep(request, listen)

@@ -1,6 +1,7 @@
 """The conductor: probe -> plan -> run -> store -> recommend -> export. The only package that knows both wings.
 
 measuring   one sweep under way: self-test, trials, rounds side by side
+resuming    what the same sweep measured before
 answering   its report and profile, or why there is none
 interrupts  when Ctrl-C must wait
 """
@@ -58,11 +59,16 @@ def inspect(path: Path) -> GgufFacts:
 def sweep(request: SweepRequest, listen: Listener) -> SweepReport:
     """Measure, choose, write the profile.
 
-    Raises GgufError, EngineMissingError, EngineError, BudgetError, NothingWorksError, StoreError, ExportError, and
-    InterruptedSweepError when the user stopped before anything was measured.
+    Raises GgufError, EngineMissingError, EngineError, BusyError, BudgetError, NothingWorksError, StoreError,
+    ExportError, and InterruptedSweepError when the user stopped before anything was measured.
     """
     facts = read_gguf(request.path)
     _check(request, facts)
+    with store.measuring_alone(store.data_dir(), facts.path.name):
+        return _measure_and_answer(request, facts, listen)
+
+
+def _measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listener) -> SweepReport:
     sha256_before = sha256(facts, listen, force=True) if request.prove else None
     with Runner(facts.path, request.endpoints, request.worker_command or WORKER_COMMAND) as runner:
         try:

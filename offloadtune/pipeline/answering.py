@@ -66,6 +66,7 @@ def answer_sweep(measuring: Measuring, sha256_before: str | None) -> SweepReport
         sha256=profile.sha256,
         results=tuple(measuring.results),
         n_rounds=len(measuring.rounds),
+        n_resumed=measuring.n_resumed,
         n_model_loads=measuring.runner.n_model_loads,
         n_steps=measuring.plan.n_steps,
         baselines=_baselines(measuring),

@@ -7,12 +7,12 @@ import signal
 import threading
 from collections.abc import Iterator
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @contextlib.contextmanager
 def deaf() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM inside the block: it is short, and half of it would lose what was measured.
+    """Ignore Ctrl-C and its like inside the block: it is short, and half of it would lose what was measured.
 
     Outside the main thread nothing changes: signals are not heard there anyway.
     """

@@ -17,6 +17,7 @@ from offloadtune.engine import Runner, VisitPlan, self_test
 from offloadtune.errors import StoreError
 from offloadtune.footprint import pad_256
 from offloadtune.pipeline.interrupts import deaf
+from offloadtune.pipeline.resuming import open_journal
 from offloadtune.probe import probe_host
 from offloadtune.recommend import recommend
 from offloadtune.records import (
@@ -45,8 +46,6 @@ class Measuring:
         self.request, self.facts, self.runner, self.listen = request, facts, runner, listen
         self.start_s = time.monotonic()
         self.started_at = datetime.now(UTC)
-        self.results: list[TrialResult] = []
-        self.rounds: list[dict[Settings, tuple[Visit, ...]]] = []
         self.is_interrupted = False
         self.running: Trial | None = None
         self.engine, devices = runner.describe()
@@ -57,7 +56,10 @@ class Measuring:
         self.plan = VisitPlan(
             workload=request.workload, n_steps=max(1, min(request.workload.n_gen - 1, _N_STEPS)), n_visits=1
         )
-        self.journal = self._open_journal()
+        opened = open_journal(self._header(), is_fresh=request.is_fresh, listen=listen)
+        self.journal = opened.journal
+        self.results, self.rounds = list(opened.results), list(opened.rounds)
+        self.n_resumed = len(self.results)
 
     def measure(self) -> None:
         """Screen, then compare side by side, until done, out of budget or interrupted; every trial is kept.
@@ -233,9 +235,8 @@ class Measuring:
             kept=self._remember_self_tests(),
         )
 
-    def _open_journal(self) -> store.Journal:
-        name = f"{self.started_at.strftime('%Y%m%dT%H%M%S.%f')}-{self.facts.path.stem}.jsonl"
-        header = store.SweepHeader(
+    def _header(self) -> store.SweepHeader:
+        return store.SweepHeader(
             offloadtune_version=offloadtune.__version__,
             machine_id=self.machine.machine_id,
             machine=self.machine,
@@ -251,7 +252,6 @@ class Measuring:
             limit_bytes=self.request.vram_limit_bytes,
             started_at=self.started_at.isoformat(timespec="seconds"),
         )
-        return store.Journal(store.data_dir() / "sweeps" / self.machine.machine_id / name, header)
 
     def _remaining_s(self) -> float:
         return self.request.budget_s - self.elapsed_s()

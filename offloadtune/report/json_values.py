@@ -48,6 +48,7 @@ def sweep_json(report: SweepReport) -> dict[str, Any]:
         "trials": {
             "ok": outcomes[Outcome.OK],
             "failed": sum(outcomes.values()) - outcomes[Outcome.OK] - outcomes[Outcome.CANCELLED],
+            "resumed": report.n_resumed,
             "model_loads": report.n_model_loads,
             "rounds": report.n_rounds,
             "outcomes": {outcome.value: count for outcome, count in sorted(outcomes.items())},

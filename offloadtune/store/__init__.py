@@ -6,7 +6,8 @@ Rejected: one SQLite file (one corruption loses every sweep, migrations in SQL);
 from offloadtune.store.codec import FORMAT, from_json, to_json
 from offloadtune.store.facts import FactFile
 from offloadtune.store.home import data_dir, profiles_dir
-from offloadtune.store.journal import Journal, JournalContent, SweepHeader, read_journal
+from offloadtune.store.journal import Journal, JournalContent, SweepHeader, read_header, read_journal
+from offloadtune.store.lock import measuring_alone
 
 __all__ = [
     "FORMAT",
@@ -16,7 +17,9 @@ __all__ = [
     "SweepHeader",
     "data_dir",
     "from_json",
+    "measuring_alone",
     "profiles_dir",
+    "read_header",
     "read_journal",
     "to_json",
 ]

@@ -6,6 +6,7 @@ reading; a line in the middle that cannot be read is an error, because it means 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -37,6 +38,23 @@ class SweepHeader:
     limit_bytes: int | None
     started_at: str
 
+    @property
+    def drivers(self) -> tuple[str | None, ...]:
+        return tuple(gpu.driver for gpu in self.machine.host.nvml_gpus or ())
+
+    @property
+    def question(self) -> tuple[Any, ...]:
+        """What the user asked, whatever it was asked on."""
+        workload = (self.workload.n_prefix_cached, self.workload.n_prompt_new, self.workload.n_gen)
+        fixed = tuple(sorted(self.fixed.items()))
+        return (str(self.gguf_path), workload, self.goal, self.target, self.n_ctx, fixed, self.limit_bytes)
+
+    @property
+    def sweep_key(self) -> str:
+        """12 hex digits: equal only for the same question, file content, machine, engine build and driver."""
+        facts = (self.question, self.gguf_id, self.machine_id, self.engine.build_id, self.drivers)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalContent:
@@ -51,14 +69,20 @@ class JournalContent:
 class Journal:
     """An open journal. Every method returns only when its line is on disk. Raises StoreError."""
 
-    def __init__(self, path: Path, header: SweepHeader) -> None:
+    def __init__(self, path: Path, header: SweepHeader | None) -> None:
+        """A new journal with `header`, or without one the journal at `path` continued, its torn last line cut off."""
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._stream: BinaryIO = path.open("xb")
+            self._stream: BinaryIO = path.open("xb" if header else "r+b")
+            if header is None:
+                whole = self._stream.read().rfind(b"\n") + 1
+                self._stream.truncate(whole)
+                self._stream.seek(whole)
         except OSError as error:
             raise _cannot_write(path, error) from None
-        self._append("header", {"format": FORMAT, **to_json(header)})
+        if header is not None:
+            self._append("header", {"format": FORMAT, **to_json(header)})
 
     def append_trial(self, result: TrialResult) -> None:
         self._append("trial", to_json(result))
@@ -85,35 +109,67 @@ class Journal:
 def read_journal(path: Path) -> JournalContent:
     """Read a journal back. Raises StoreError when it is not one, is newer than this program, or was edited."""
     lines = _lines(path)
-    value = lines[0]["value"] if lines and lines[0]["kind"] == "header" else None
-    written_format = value.pop("format", None) if isinstance(value, dict) else None
-    if not isinstance(written_format, int):
-        message = f"{path} is not a journal of a sweep."
-        raise StoreError(message, hint="name a file that a sweep made")
-    if written_format > FORMAT:
-        message = f"{path} was written by a newer offloadtune (format {written_format}, this one reads {FORMAT})."
-        raise StoreError(message, hint="update offloadtune")
+    header = _header(path, lines[0] if lines else {})
     try:
         return JournalContent(
-            header=from_json(SweepHeader, value),
+            header=header,
             results=tuple(from_json(TrialResult, line["value"]) for line in lines if line["kind"] == "trial"),
             rounds=tuple(_round(line["value"]) for line in lines if line["kind"] == "round"),
             recommendation=next(
-                (from_json(Recommendation, line["value"]) for line in lines if line["kind"] == "end" and line["value"]),
+                (
+                    from_json(Recommendation, line["value"])
+                    for line in reversed(lines)
+                    if line["kind"] == "end" and line["value"]
+                ),
                 None,
             ),
         )
     except (ValueError, TypeError, AttributeError) as error:
-        message = f"{path} holds a line that does not read as what it says it is: {str(error).splitlines()[0]}"
-        raise StoreError(message, hint="move the file away and sweep again") from None
+        raise _wrong_line(path, error) from None
+
+
+def read_header(path: Path) -> SweepHeader:
+    """The header alone, from the first line of a journal. Raises StoreError as `read_journal` does."""
+    try:
+        with path.open("rb") as stream:
+            line = json.loads(stream.readline())
+    except OSError as error:
+        raise _cannot_read(path, error) from None
+    except ValueError:
+        line = {}
+    return _header(path, line if isinstance(line, dict) else {})
+
+
+def _header(path: Path, line: dict[str, Any]) -> SweepHeader:
+    value = dict(line["value"]) if line.get("kind") == "header" and isinstance(line.get("value"), dict) else {}
+    written_format = value.pop("format", None)
+    if not isinstance(written_format, int):
+        message = f"{path} is not a journal of a sweep."
+        raise StoreError(message, hint="move the file away and sweep again")
+    if written_format > FORMAT:
+        message = f"{path} was written by a newer offloadtune (format {written_format}, this one reads {FORMAT})."
+        raise StoreError(message, hint="update offloadtune")
+    try:
+        return from_json(SweepHeader, value)
+    except (ValueError, TypeError) as error:
+        raise _wrong_line(path, error) from None
+
+
+def _wrong_line(path: Path, error: Exception) -> StoreError:
+    message = f"{path} holds a line that does not read as what it says it is: {str(error).splitlines()[0]}"
+    return StoreError(message, hint="move the file away and sweep again")
+
+
+def _cannot_read(path: Path, error: OSError) -> StoreError:
+    message = f"{path} cannot be read: {error.strerror or error}."
+    return StoreError(message, hint="check the path and its permissions")
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     try:
         raw = path.read_bytes().split(b"\n")
     except OSError as error:
-        message = f"{path} cannot be read: {error.strerror or error}."
-        raise StoreError(message, hint="check the path and its permissions") from None
+        raise _cannot_read(path, error) from None
     lines = []
     for i, text in enumerate(raw[:-1]):  # what follows the last newline is torn or empty
         try:

@@ -375,7 +375,7 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, smollm2_path: Path) -> No
     blocker = tmp_path / "file"
     blocker.write_bytes(b"")
     ended = offloadtune("sweep", smollm2_path, *SHORT, OFFLOADTUNE_HOME=str(blocker))
-    check_refused(ended, 14, "The journal", "cannot be written")
+    check_refused(ended, 14, "The folder of journals", "cannot be written")
     assert "OFFLOADTUNE_HOME" in ended.err
 
 

@@ -1,0 +1,97 @@
+"""Resuming: the same command after a kill, or again, goes on from its journal; what changed meanwhile is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from offloadtune import store
+from offloadtune.errors import StoreError
+from offloadtune.records import Outcome, Settings, TrialResult, Visit
+from offloadtune.sweeps import Listener, Said
+from offloadtune.units import format_count
+
+_UNFINISHED = {Outcome.CANCELLED, Outcome.TIMED_OUT}
+"""What ended for want of time, not by itself: it is tried again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A journal open for appending, and what an earlier run of the same command left in it."""
+
+    journal: store.Journal
+    results: tuple[TrialResult, ...] = ()
+    rounds: tuple[dict[Settings, tuple[Visit, ...]], ...] = ()
+
+
+def open_journal(header: store.SweepHeader, *, is_fresh: bool, listen: Listener) -> Opened:
+    """The journal of this very sweep: continued where there is one, else new. Raises StoreError.
+
+    `is_fresh` puts an earlier one aside, under the time it began.
+    """
+    path = _folder() / header.machine_id / f"{header.gguf_path.stem}-{header.sweep_key}.jsonl"
+    if is_fresh and path.exists():
+        _put_aside(path)
+    if not path.exists():
+        _tell_changes(header, listen)
+        return Opened(journal=store.Journal(path, header))
+    content = store.read_journal(path)
+    results = _finished(content.results)
+    rounds = tuple(_rounds(content, results))
+    if results:
+        kept = f"{format_count(len(results), 'trial')} and {format_count(len(rounds), 'round')}"
+        since = content.header.started_at
+        listen(Said(text=f"Going on from {kept} of the same sweep, begun {since}; --fresh measures anew."))
+    return Opened(journal=store.Journal(path, None), results=results, rounds=rounds)
+
+
+def _finished(results: Sequence[TrialResult]) -> tuple[TrialResult, ...]:
+    """The last word on each settings, without what ended for want of time."""
+    last = {result.trial.settings: result for result in results}
+    return tuple(result for result in last.values() if result.outcome not in _UNFINISHED)
+
+
+def _rounds(
+    content: store.JournalContent, results: Sequence[TrialResult]
+) -> Iterator[dict[Settings, tuple[Visit, ...]]]:
+    settings_of = {result.trial.trial_id: result.trial.settings for result in results}
+    for one in content.rounds:
+        yield {settings_of[trial_id]: visits for trial_id, visits in one.items() if trial_id in settings_of}
+
+
+def _put_aside(path: Path) -> None:
+    began = store.read_header(path).started_at.replace(":", "")
+    path.replace(path.with_name(f"{path.stem}.{began}.jsonl"))
+
+
+def _tell_changes(header: store.SweepHeader, listen: Listener) -> None:
+    """Say what is new since the last sweep asked for in the same words, if it cannot be continued because of that."""
+    earlier = [other for other in _headers() if other.question == header.question]
+    if not earlier:
+        return
+    last = max(earlier, key=lambda other: other.started_at)
+    changes = [
+        name
+        for name, differs in (
+            ("the model file", last.gguf_id != header.gguf_id),
+            ("the machine or its devices", last.machine_id != header.machine_id),
+            ("the engine build", last.engine.build_id != header.engine.build_id),
+            ("the driver", last.drivers != header.drivers),
+        )
+        if differs
+    ]
+    if changes:
+        listen(Said(text=f"Since the last such sweep, begun {last.started_at}, {' and '.join(changes)} changed."))
+
+
+def _headers() -> Iterator[store.SweepHeader]:
+    for path in _folder().glob("*/*.jsonl"):
+        try:
+            yield store.read_header(path)
+        except StoreError:  # not ours to judge here
+            continue
+
+
+def _folder() -> Path:
+    return store.data_dir() / "sweeps"
