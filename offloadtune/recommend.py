@@ -180,7 +180,7 @@ def _reasons(case: _Case, chosen: TrialResult, versus: Sequence[Comparison], n_t
         yield f"{n_tied} of the settings compared are the same within the noise; these change the least."
     if settings.flash_attn_type == "enabled" and "flash_attn_type" not in space.fixed:
         yield "Flash attention is on: it changes the order of the arithmetic, not the precision stored."
-    for name, value in space.kept.items():
+    for name, value in ((name, value) for name, value in space.kept.items() if name not in space.fixed):
         yield f"Kept for the sake of this engine build: {name}={value}."
     yield from _context_reasons(case, chosen)
     others = (r for r in case.results if r.trial.settings != settings)

@@ -51,8 +51,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be text, terminals not UTF-8
-    for name in ("SIGTERM", "SIGHUP"):  # a closed terminal; Windows has no such signal
-        if hasattr(signal, name):
+    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:  # as under nohup
             signal.signal(getattr(signal, name), _stop)
     try:
         app()

@@ -20,8 +20,13 @@ def listener() -> Iterator[Listener]:
     if not console.is_terminal:
         yield lambda event: _print(console, _started_words(event) if isinstance(event, TrialStarted) else _line(event))
         return
-    with console.status("starting the engine") as status:
+    status = console.status("starting the engine")
+    status.start()
+    try:
         yield lambda event: _show(console, status, event)
+    finally:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            status.stop()
 
 
 def _show(console: Console, status: Status, event: Event) -> None:

@@ -29,6 +29,7 @@ _UNSUPPORTED = re.compile(
     r"quantized V cache|is not supported by",
     re.IGNORECASE,
 )
+_GONE = re.compile(r"Nothing answers at the RPC endpoint|does not start again")
 _DEVICE_LOST = re.compile(r"Remote RPC server crashed|Failed to connect to", re.IGNORECASE)
 _SOURCE_FOLDER = re.compile(r"\S*[/\\](?=[\w.-]+\.(?:c|cc|cpp|cu|cuh|h|hpp|m):\d+)")  # of whoever built the engine
 _TROUBLE = re.compile(r"error|fail|unable|abort|assert|unknown|unsupported", re.IGNORECASE)
@@ -63,6 +64,8 @@ def classify(  # noqa: PLR0911 - a table of cases, first match wins
         return Outcome.OUT_OF_MEMORY_HOST, f"the system killed the engine {when}, as it does when main memory runs out"
     if line := _line_with(_UNSUPPORTED, evidence):
         return Outcome.UNSUPPORTED, f"the engine does not support this: {line}"
+    if line := _line_with(_GONE, evidence):
+        return Outcome.CRASHED, f"what the trial needs did not come back: {line}"
     if line := _line_with(_DEVICE_LOST, evidence):
         return Outcome.CRASHED, f"the remote device went away {when}: {line}"
     line = _telling_line(evidence)
@@ -71,6 +74,11 @@ def classify(  # noqa: PLR0911 - a table of cases, first match wins
         return outcome, f"refused {when}: {line}"
     how = evidence.signal or f"exit code {evidence.exit_code}"
     return Outcome.CRASHED, f"the engine died with {how} {when}: {line}"
+
+
+def is_gone(evidence: Evidence | None) -> bool:
+    """Whether a device or the engine itself stayed away for good: no setting is to blame, and no other will do."""
+    return evidence is not None and bool(_GONE.search(evidence.abort_text or ""))
 
 
 def is_engine_fault(evidence: Evidence) -> bool:

@@ -172,7 +172,8 @@ class Runner:
     def _visits(self, opened: dict[str, Any], plan: VisitPlan, deadline: float) -> tuple[Visit, ...]:
         """A warm-up of one ubatch, kept and marked, then the visits that count."""
         workload, context = plan.workload, opened["handle"]
-        n_warmup = min(workload.n_prompt_new, opened["effective"]["n_ubatch"])
+        effective = opened["effective"]
+        n_warmup = min(workload.n_prompt_new, effective["n_ubatch"], effective["n_ctx"] - 1 - _N_WARMUP_STEPS)
         visits = [self._visit(context, deadline, is_warmup=True, n_prefix=0, n_new=n_warmup, n_steps=_N_WARMUP_STEPS)]
         for _ in range(plan.n_visits):
             work = {"n_prefix": workload.n_prefix_cached, "n_new": workload.n_prompt_new, "n_steps": plan.n_steps}

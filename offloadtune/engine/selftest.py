@@ -6,6 +6,7 @@ types it runs. Rather than knowing such cases, try the knobs that change which c
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,7 @@ def self_test(runner: Runner, settings: Settings, *, timeout_s: float) -> SelfTe
     Only a crash is searched: running out of memory or being refused says nothing about the build. The placement
     stays loaded, so a trial of it that follows needs no load of its own.
     """
+    deadline = time.monotonic() + timeout_s
     outcome, reason, evidence = runner.try_tiny(settings, timeout_s=timeout_s)
     if evidence is None or outcome is not Outcome.CRASHED or not is_engine_fault(evidence):
         return SelfTest(knobs={}, is_conclusive=evidence is None)
@@ -49,7 +51,8 @@ def self_test(runner: Runner, settings: Settings, *, timeout_s: float) -> SelfTe
     for knobs in (*_SAVING_KNOBS, together):
         if all(getattr(settings, name) == value for name, value in knobs.items()):
             continue
-        survived, _, _ = runner.try_tiny(settings.replace(**knobs), timeout_s=timeout_s)
+        left_s = max(0.0, deadline - time.monotonic())
+        survived, _, _ = runner.try_tiny(settings.replace(**knobs), timeout_s=left_s)
         if survived is Outcome.OK:
             words = ", ".join(f"{name}={value}" for name, value in knobs.items())
             return SelfTest(

@@ -8,6 +8,7 @@ interrupts  when Ctrl-C must wait
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.measuring import Measuring
 from offloadtune.probe import probe_host
 from offloadtune.records import EngineBuild, GgufFacts, Machine, Note, Settings, Target
-from offloadtune.sweeps import Listener, SweepReport, SweepRequest
+from offloadtune.sweeps import Event, Listener, SweepReport, SweepRequest
 
 _ENCODERS = {"bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "modern-bert", "neo-bert", "t5", "t5encoder"}
 
@@ -62,10 +63,21 @@ def sweep(request: SweepRequest, listen: Listener) -> SweepReport:
     Raises GgufError, EngineMissingError, EngineError, BusyError, BudgetError, NothingWorksError, StoreError,
     ExportError, and InterruptedSweepError when the user stopped before anything was measured.
     """
+    listen = _unbreakable(listen)
     facts = read_gguf(request.path)
     _check(request, facts)
     with store.measuring_alone(store.data_dir(), facts.path.name):
         return _measure_and_answer(request, facts, listen)
+
+
+def _unbreakable(listen: Listener) -> Listener:
+    """`listen` whose display may vanish (a closed terminal, a broken pipe) without ending the sweep."""
+
+    def heard_or_not(event: Event) -> None:
+        with contextlib.suppress(OSError):
+            listen(event)
+
+    return heard_or_not
 
 
 def _measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listener) -> SweepReport:

@@ -34,31 +34,28 @@ def answer_sweep(measuring: Measuring, sha256_before: str | None) -> SweepReport
 
     Ctrl-C skips the hashing, nothing else.
     """
-    answer = measuring.best()
-    with contextlib.suppress(StoreError):  # the answer is more than its last line in the journal
-        measuring.journal.append_end(answer)
-    measuring.journal.close()
-    if answer is None:
-        raise _nothing(measuring)
-    profile = export.Profile(
-        offloadtune_version=offloadtune.__version__,
-        machine=measuring.machine,
-        engine=measuring.engine,
-        facts=measuring.facts,
-        sha256=None,
-        recommendation=answer,
-        apply_text=_apply_text(answer.trial, measuring.facts.path, measuring.request.endpoints),
-        journal_path=measuring.journal.path,
-        measured_at=measuring.started_at.isoformat(timespec="seconds"),
-    )
     with deaf():
+        answer = measuring.best()
+        with contextlib.suppress(StoreError):  # the answer is more than its last line in the journal
+            measuring.journal.append_end(answer)
+        measuring.journal.close()
+        if answer is None:
+            raise _nothing(measuring)
+        profile = export.Profile(
+            offloadtune_version=offloadtune.__version__,
+            machine=measuring.machine,
+            engine=measuring.engine,
+            facts=measuring.facts,
+            sha256=None,
+            recommendation=answer,
+            apply_text=_apply_text(answer.trial, measuring.facts.path, measuring.request.endpoints),
+            journal_path=measuring.journal.path,
+            measured_at=measuring.measured_at,
+        )
         profile_path, apply_path = _write(measuring, profile)
-    if not measuring.is_interrupted:
-        digest = sha256(measuring.facts, measuring.listen, force=measuring.request.prove)
-        profile = dataclasses.replace(profile, sha256=digest)
-        with deaf():
-            _write(measuring, profile)
-    _check_untouched(measuring, sha256_before, profile.sha256)
+    profile = dataclasses.replace(profile, sha256=_proof(measuring, sha256_before))
+    with deaf():
+        _write(measuring, profile)
     return SweepReport(
         machine=measuring.machine,
         engine=measuring.engine,
@@ -127,20 +124,27 @@ def _nothing(measuring: Measuring) -> OffloadTuneError:
     )
 
 
-def _check_untouched(measuring: Measuring, sha256_before: str | None, sha256_after: str | None) -> None:
-    """The file must be what it was: size and identity always, the whole hash with --prove."""
-    facts, name = measuring.facts, measuring.facts.path.name
+def _proof(measuring: Measuring, sha256_before: str | None) -> str | None:
+    """SHA-256 of the file, None when skipped; says so if the file is not what it was, or proves that it is."""
+    facts, name, listen = measuring.facts, measuring.facts.path.name, measuring.listen
+    digest = None
     try:
-        same = identify(facts.shard_paths) == facts.gguf_id
-    except GgufError as error:
-        measuring.listen(Said(text=f"Warning: {error}"))
-        return
-    if not same or (sha256_before and sha256_after and sha256_before != sha256_after):
-        measuring.listen(Said(text=f"Warning: {name} was changed by somebody while it was measured."))
-    elif sha256_before and sha256_after:
-        measuring.listen(Said(text=f"{name} is byte for byte what it was: SHA-256 {sha256_after}."))
+        if not measuring.is_interrupted:
+            digest = sha256(facts, listen, force=measuring.request.prove)
+        is_same = identify(facts.shard_paths) == facts.gguf_id
+    except KeyboardInterrupt:
+        listen(Said(text="Hashing was skipped."))
+        return None
+    except (GgufError, OSError) as error:
+        listen(Said(text=f"Warning: {name} cannot be read any more: {error}"))
+        return None
+    if not is_same or (sha256_before and digest and sha256_before != digest):
+        listen(Said(text=f"Warning: {name} was changed by somebody while it was measured."))
+    elif sha256_before and digest:
+        listen(Said(text=f"{name} is byte for byte what it was: SHA-256 {digest}."))
     elif sha256_before:
-        measuring.listen(Said(text="The proof that the weights are untouched was skipped with the rest."))
+        listen(Said(text="The proof that the weights are untouched was skipped with the rest."))
+    return digest
 
 
 def _apply_text(trial: Trial, path: Path, endpoints: Sequence[str]) -> str:
@@ -149,8 +153,8 @@ def _apply_text(trial: Trial, path: Path, endpoints: Sequence[str]) -> str:
     return export.render_snippet(trial.settings, path.resolve(), endpoints)
 
 
-def sha256(facts: GgufFacts, listen: Listener, *, force: bool) -> str | None:
-    """SHA-256 over the file (its shards in order), remembered by path, inode, size and time; None when stopped."""
+def sha256(facts: GgufFacts, listen: Listener, *, force: bool) -> str:
+    """SHA-256 over the file (its shards in order), remembered by path, inode, size and time."""
     stats = [path.stat() for path in facts.shard_paths]
     key = "|".join(
         f"{path.resolve()}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
@@ -162,10 +166,6 @@ def sha256(facts: GgufFacts, listen: Listener, *, force: bool) -> str | None:
         return known
     if facts.file_bytes > 1 << 30:
         listen(Said(text=f"Hashing {format_bytes(facts.file_bytes)} to prove the weights untouched; Ctrl-C skips it."))
-    try:
-        digest: str = sha256_of(facts.shard_paths)
-    except KeyboardInterrupt:
-        listen(Said(text="Hashing was skipped."))
-        return None
+    digest: str = sha256_of(facts.shard_paths)
     memory.put(key, digest)
     return digest

@@ -13,7 +13,7 @@ from typing import Any
 
 import offloadtune
 from offloadtune import search, store
-from offloadtune.engine import Runner, VisitPlan, self_test
+from offloadtune.engine import Runner, VisitPlan, is_gone, self_test
 from offloadtune.errors import StoreError
 from offloadtune.footprint import pad_256
 from offloadtune.pipeline.interrupts import deaf
@@ -51,7 +51,7 @@ class Measuring:
         self.engine, devices = runner.describe()
         self.machine = Machine(host=probe_host(), devices=devices)
         self.tested: set[bool] = set()
-        self.dead: dict[bool, str] = {}
+        self.is_gone = False
         self.space = self._space()
         self.plan = VisitPlan(
             workload=request.workload, n_steps=max(1, min(request.workload.n_gen - 1, _N_STEPS)), n_visits=1
@@ -60,6 +60,7 @@ class Measuring:
         self.journal = opened.journal
         self.results, self.rounds = list(opened.results), list(opened.rounds)
         self.n_resumed = len(self.results)
+        self.measured_at = opened.began_at
 
     def measure(self) -> None:
         """Screen, then compare side by side, until done, out of budget or interrupted; every trial is kept.
@@ -98,23 +99,26 @@ class Measuring:
                 )
             )
             self.running = trial
-            if sentence := self.dead.get(trial.settings.offloads):
-                result = TrialResult(trial=trial, outcome=Outcome.CRASHED, reason=sentence)
-            else:
-                result = self.runner.run(trial, self.plan, timeout_s=self._trial_s())
+            result = self.runner.run(trial, self.plan, timeout_s=self._trial_s())
             self.running = None
             self._keep(result)
+            if self._tell_if_gone(result):
+                return
 
     def _compare(self) -> None:
         """Rounds over the finalists in alternating order, so that drift falls on all of them alike."""
         finalists = search.finalists(self.space, self.results)
         round_s = self._round_s(finalists)
+        self._drop_rounds_without(finalists)
         while len(finalists) > 1 and len(self.rounds) < _N_ROUNDS and self._remaining_s() > round_s:
             start_s = time.monotonic()
             order = finalists if len(self.rounds) % 2 == 0 else tuple(reversed(finalists))
             one = self._round(order)
+            if one is None and self.is_gone:
+                return
             if one is None:
                 finalists = search.finalists(self.space, self.results)
+                self._drop_rounds_without(finalists)
                 continue
             self.rounds.append(one)
             self.journal.append_round([(trial.trial_id, one[trial.settings]) for trial in order])
@@ -134,12 +138,25 @@ class Measuring:
         for trial in order:
             visits = self.runner.revisit(trial, self.plan, timeout_s=max(0.0, self._remaining_s()))
             if isinstance(visits, TrialResult):
+                if self._tell_if_gone(visits):
+                    return None
                 if visits.outcome is not Outcome.TIMED_OUT or self._remaining_s() > 0:
                     self.results = [r for r in self.results if r.trial.settings != trial.settings]
                     self._keep(visits)
                 return None
             one[trial.settings] = visits
         return one
+
+    def _drop_rounds_without(self, finalists: Sequence[Trial]) -> None:
+        """Rounds count only where all who are compared stood in them; an earlier run may have compared others."""
+        self.rounds = [one for one in self.rounds if all(trial.settings in one for trial in finalists)]
+
+    def _tell_if_gone(self, result: TrialResult) -> bool:
+        """Whether a device stayed away for good; then what was measured before stands, and no more is."""
+        self.is_gone = is_gone(result.evidence)
+        if self.is_gone:
+            self.listen(Said(text=f"The sweep ends here: {result.reason}. What was measured before stands."))
+        return self.is_gone
 
     def _trial_s(self) -> float:
         """Time a trial may take: all there is for the first answer, later a share, so that no loser eats the rest."""
@@ -159,7 +176,8 @@ class Measuring:
         """About what a round will take: a load and the counted visits of each, and as much again for what is around."""
         by_settings = {result.trial.settings: result for result in self.results}
         results = [by_settings[trial.settings] for trial in finalists]
-        loads_s = sum(result.load_ns or 0 for result in results) / 1e9
+        loads = {result.trial.settings.placement: result.load_ns or 0 for result in results}
+        loads_s = sum(loads.values()) / 1e9 if len(loads) > 1 else 0.0
         visits = [visit for result in results for visit in search.measured(result.visits)]
         return loads_s + _ROUND_MARGIN * sum(visit.ttft_s + sum(visit.step_ns) / 1e9 for visit in visits)
 
@@ -168,14 +186,14 @@ class Measuring:
         offloads = trial.settings.offloads
         if offloads in self.tested:
             return trial
-        found = self_test(self.runner, trial.settings, timeout_s=max(1.0, self._remaining_s()))
+        found = self_test(self.runner, trial.settings, timeout_s=self._trial_s())
         if found.sentence:
             self.listen(Said(text=found.sentence))
-        if found.knobs is None:
-            self.dead[offloads] = found.sentence
-        if not found.is_conclusive or found.knobs is None:
+        if not found.is_conclusive:
             return trial
         self.tested.add(offloads)
+        if found.knobs is None:  # nothing helps; each trial will show for itself whether it lives
+            return trial
         self._self_tests().put(self._self_test_key(offloads), found.knobs)
         if not found.knobs:
             return trial

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from offloadtune import store
@@ -12,8 +13,9 @@ from offloadtune.records import Outcome, Settings, TrialResult, Visit
 from offloadtune.sweeps import Listener, Said
 from offloadtune.units import format_count
 
-_UNFINISHED = {Outcome.CANCELLED, Outcome.TIMED_OUT}
-"""What ended for want of time, not by itself: it is tried again."""
+_LASTING = {Outcome.OK, Outcome.UNSUPPORTED}
+"""What will not end otherwise another time; the rest may have had a passing cause and is tried again."""
+_SAME_FREE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,7 @@ class Opened:
     """A journal open for appending, and what an earlier run of the same command left in it."""
 
     journal: store.Journal
+    began_at: str
     results: tuple[TrialResult, ...] = ()
     rounds: tuple[dict[Settings, tuple[Visit, ...]], ...] = ()
 
@@ -28,28 +31,45 @@ class Opened:
 def open_journal(header: store.SweepHeader, *, is_fresh: bool, listen: Listener) -> Opened:
     """The journal of this very sweep: continued where there is one, else new. Raises StoreError.
 
-    `is_fresh` puts an earlier one aside, under the time it began.
+    `is_fresh` puts an earlier one aside, under the time it ended; so does a journal that died before its first line.
     """
     path = _folder() / header.machine_id / f"{header.gguf_path.stem}-{header.sweep_key}.jsonl"
-    if is_fresh and path.exists():
+    if path.exists() and (is_fresh or not store.has_lines(path)):
         _put_aside(path)
     if not path.exists():
         _tell_changes(header, listen)
-        return Opened(journal=store.Journal(path, header))
+        return Opened(journal=store.Journal(path, header), began_at=header.started_at)
     content = store.read_journal(path)
-    results = _finished(content.results)
+    results = _lasting(content, header)
     rounds = tuple(_rounds(content, results))
     if results:
         kept = f"{format_count(len(results), 'trial')} and {format_count(len(rounds), 'round')}"
         since = content.header.started_at
         listen(Said(text=f"Going on from {kept} of the same sweep, begun {since}; --fresh measures anew."))
-    return Opened(journal=store.Journal(path, None), results=results, rounds=rounds)
+    began_at = content.header.started_at
+    return Opened(journal=store.Journal(path, None), began_at=began_at, results=results, rounds=rounds)
 
 
-def _finished(results: Sequence[TrialResult]) -> tuple[TrialResult, ...]:
-    """The last word on each settings, without what ended for want of time."""
-    last = {result.trial.settings: result for result in results}
-    return tuple(result for result in last.values() if result.outcome not in _UNFINISHED)
+def _lasting(content: store.JournalContent, now: store.SweepHeader) -> tuple[TrialResult, ...]:
+    """The last word on each settings, without what another time may end otherwise.
+
+    A device out of memory stays so unless more of it is free now; what took more than is free now is asked again.
+    """
+    free_then, free_now = _free_bytes(content.header), _free_bytes(now)
+    lasting = set(_LASTING)
+    if free_now <= free_then + _SAME_FREE_BYTES:
+        lasting.add(Outcome.OUT_OF_MEMORY_DEVICE)
+    last = {result.trial.settings: result for result in content.results}
+    return tuple(
+        result
+        for result in last.values()
+        if result.outcome in lasting
+        and sum(peak for _, peak in result.device_peak_bytes) <= free_now + _SAME_FREE_BYTES
+    )
+
+
+def _free_bytes(header: store.SweepHeader) -> int:
+    return sum(device.free_bytes for device in header.machine.offload_devices)
 
 
 def _rounds(
@@ -61,8 +81,12 @@ def _rounds(
 
 
 def _put_aside(path: Path) -> None:
-    began = store.read_header(path).started_at.replace(":", "")
-    path.replace(path.with_name(f"{path.stem}.{began}.jsonl"))
+    try:
+        ended = datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime("%Y%m%dT%H%M%S")
+        path.replace(path.with_name(f"{path.stem}.{ended}.jsonl"))
+    except OSError as error:
+        message = f"{path} cannot be put aside: {error.strerror or error}."
+        raise StoreError(message, hint="check the folder's permissions") from None
 
 
 def _tell_changes(header: store.SweepHeader, listen: Listener) -> None:

@@ -6,7 +6,7 @@ Rejected: one SQLite file (one corruption loses every sweep, migrations in SQL);
 from offloadtune.store.codec import FORMAT, from_json, to_json
 from offloadtune.store.facts import FactFile
 from offloadtune.store.home import data_dir, profiles_dir
-from offloadtune.store.journal import Journal, JournalContent, SweepHeader, read_header, read_journal
+from offloadtune.store.journal import Journal, JournalContent, SweepHeader, has_lines, read_header, read_journal
 from offloadtune.store.lock import measuring_alone
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "SweepHeader",
     "data_dir",
     "from_json",
+    "has_lines",
     "measuring_alone",
     "profiles_dir",
     "read_header",

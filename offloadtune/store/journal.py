@@ -6,6 +6,7 @@ reading; a line in the middle that cannot be read is an error, because it means 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -94,7 +95,9 @@ class Journal:
         self._append("end", None if recommendation is None else to_json(recommendation))
 
     def close(self) -> None:
-        self._stream.close()
+        """Whatever did not get onto the disk was told when it was written."""
+        with contextlib.suppress(OSError):
+            self._stream.close()
 
     def _append(self, kind: str, value: Any) -> None:
         line = json.dumps({"kind": kind, "value": value}, allow_nan=True).encode() + b"\n"
@@ -126,6 +129,15 @@ def read_journal(path: Path) -> JournalContent:
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise _wrong_line(path, error) from None
+
+
+def has_lines(path: Path) -> bool:
+    """Whether at least one whole line stands in the file; unreadable files are left to `read_journal` to tell."""
+    try:
+        with path.open("rb") as stream:
+            return stream.readline().endswith(b"\n")
+    except OSError:
+        return True
 
 
 def read_header(path: Path) -> SweepHeader:

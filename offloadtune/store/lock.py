@@ -26,7 +26,7 @@ def measuring_alone(folder: Path, what: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        message = f"Another sweep is measuring on this machine: {_owner(note)}."
+        message = f"Another sweep is measuring here: {_owner(note)}."
         hint = "wait until it ends, or stop it with Ctrl-C: together they would measure each other"
         raise BusyError(message, hint=hint) from None
     except OSError as error:

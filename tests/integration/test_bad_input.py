@@ -233,7 +233,7 @@ def test_a_workload_file_that_is_none(content: bytes, tmp_path: Path, smollm2_pa
     check_refused(offloadtune("sweep", smollm2_path, "--workload", path), 2, "is not a workload (")
 
 
-@pytest.mark.parametrize("setting", ["flash_attn_type=auto", "load_mode=direct_io", "kv_unified=true"])
+@pytest.mark.parametrize("setting", ["flash_attn_type=auto", "load_mode=direct_io"])
 def test_what_the_target_cannot_be_told_is_refused_before_it_is_measured(setting: str, smollm2_path: Path) -> None:
     ended = offloadtune("sweep", smollm2_path, *SHORT, "--budget", "3s", "--set", setting)
     check_refused(ended, 16, "cannot be told", setting.partition("=")[0])
