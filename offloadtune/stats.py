@@ -56,7 +56,7 @@ def estimate_ratio(numerators: Sequence[float], denominators: Sequence[float]) -
 
 
 def judge(ratio: Estimate, noise_frac: float) -> Verdict:
-    """Whether the other took longer (`faster`: we win), beyond both the interval and the session's own noise."""
+    """Whether the other took longer (`faster`: we win), beyond both the interval and the noise of the sweep."""
     if ratio.low > 1 and ratio.p50 > 1 + noise_frac:
         return Verdict.FASTER
     if ratio.high < 1 and ratio.p50 < 1 / (1 + noise_frac):
