@@ -174,7 +174,7 @@ def _reasons(case: _Case, chosen: TrialResult, versus: Sequence[Comparison], n_t
     space, settings = case.space, chosen.trial.settings
     yield _placement_reason(case, chosen)
     for one in versus:
-        yield _versus_reason(space, one)
+        yield _versus_reason(space, one, has_rounds=bool(case.rounds))
     yield from _missing_reasons(case, versus)
     if n_tied > 1:
         yield f"{n_tied} of the settings compared are the same within the noise; these change the least."
@@ -338,10 +338,11 @@ def _baseline_words(space: Space, name: str) -> str:
     return {"cpu_only": "the CPU alone", "default": f"{space.target.value}'s own defaults"}[name]
 
 
-def _versus_reason(space: Space, comparison: Comparison) -> str:
+def _versus_reason(space: Space, comparison: Comparison, *, has_rounds: bool) -> str:
     name, ratio = _baseline_words(space, comparison.against), comparison.ratio
     if ratio.n_samples == 0:  # the same settings
-        return f"These are the settings of {name}: nothing tried was better."
+        compared = ": nothing compared side by side was better beyond the noise" if has_rounds else ""
+        return f"These are the settings of {name}{compared}."
     if comparison.verdict is Verdict.SLOWER:
         ratio = dataclasses.replace(ratio, p50=1 / ratio.p50, low=1 / ratio.high, high=1 / ratio.low)
     if ratio.n_samples == 1:
