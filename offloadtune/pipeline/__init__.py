@@ -2,6 +2,7 @@
 
 measuring   one sweep under way: self-test, trials, rounds side by side
 resuming    what the same sweep measured before
+spaces      what it may try
 answering   its report and profile, or why there is none
 interrupts  when Ctrl-C must wait
 """

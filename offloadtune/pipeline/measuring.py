@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import statistics
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import offloadtune
 from offloadtune import search, store
@@ -18,6 +16,7 @@ from offloadtune.errors import StoreError
 from offloadtune.footprint import pad_256
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.resuming import open_journal
+from offloadtune.pipeline.spaces import SelfTestMemory, space_of
 from offloadtune.probe import probe_host
 from offloadtune.recommend import recommend
 from offloadtune.records import (
@@ -50,13 +49,16 @@ class Measuring:
         self.running: Trial | None = None
         self.engine, devices = runner.describe()
         self.machine = Machine(host=probe_host(), devices=devices)
-        self.tested: set[bool] = set()
         self.is_gone = False
-        self.space = self._space()
+        header = self._header()
+        self.self_tests = SelfTestMemory(facts, self.machine, self.engine)
+        self.tested = {offloads for offloads in (False, True) if self.self_tests.get(offloads=offloads) is not None}
+        self.space = space_of(facts, header)
+        self._tell_kept()
         self.plan = VisitPlan(
             workload=request.workload, n_steps=max(1, min(request.workload.n_gen - 1, _N_STEPS)), n_visits=1
         )
-        opened = open_journal(self._header(), is_fresh=request.is_fresh, listen=listen)
+        opened = open_journal(header, is_fresh=request.is_fresh, listen=listen)
         self.journal = opened.journal
         self.results, self.rounds = list(opened.results), list(opened.rounds)
         self.n_resumed = len(self.results)
@@ -194,32 +196,16 @@ class Measuring:
         self.tested.add(offloads)
         if found.knobs is None:  # nothing helps; each trial will show for itself whether it lives
             return trial
-        self._self_tests().put(self._self_test_key(offloads), found.knobs)
+        self.self_tests.put(found.knobs, offloads=offloads)
         if not found.knobs:
             return trial
         self.space = dataclasses.replace(self.space, kept={**self.space.kept, **found.knobs})
         return search.next_trial(self.space, self.results) or trial
 
-    def _remember_self_tests(self) -> dict[str, Any]:
-        """What earlier self-tests of this build, machine and kind of file found; those need not be run again."""
-        kept: dict[str, Any] = {}
-        for offloads in (False, True):
-            knobs = self._self_tests().get(self._self_test_key(offloads))
-            if knobs is not None:
-                self.tested.add(offloads)
-                kept.update(knobs)
-        if kept:
-            words = ", ".join(f"{name}={value}" for name, value in kept.items())
+    def _tell_kept(self) -> None:
+        if self.space.kept:
+            words = ", ".join(f"{name}={value}" for name, value in self.space.kept.items())
             self.listen(Said(text=f"This engine build needs {words} here, as an earlier self-test found."))
-        return kept
-
-    def _self_tests(self) -> store.FactFile:
-        return store.FactFile(store.data_dir() / "self_tests.json")
-
-    def _self_test_key(self, offloads: bool) -> str:  # noqa: FBT001 - half of what it names
-        kind = ",".join(device.name for device in self.machine.offload_devices) if offloads else "cpu"
-        types = ",".join(sorted(name for name, _ in self.facts.type_bytes))
-        return f"{self.engine.build_id}|{self.machine.machine_id}|{kind}|{types}"
 
     def _keep(self, result: TrialResult) -> None:
         self.results.append(result)
@@ -233,26 +219,6 @@ class Measuring:
     def elapsed_s(self) -> float:
         return time.monotonic() - self.start_s
 
-    def _space(self) -> search.Space:
-        request, host = self.request, self.machine.host
-        free = sum(device.free_bytes for device in self.machine.offload_devices)
-        if request.vram_limit_bytes is not None:
-            free = min(free, request.vram_limit_bytes)
-        return search.Space(
-            facts=self.facts,
-            workload=request.workload,
-            goal=request.goal,
-            target=request.target,
-            n_ctx=pad_256(request.n_ctx or request.workload.n_ctx_needed),
-            device_bytes=free,
-            limit_bytes=request.vram_limit_bytes,
-            n_physical_cores=host.cpu.n_physical_cores or host.cpu.n_logical_cores,
-            n_logical_cores=host.cpu.n_logical_cores,
-            n_os_cpus=os.cpu_count() or 1,
-            fixed=request.fixed,
-            kept=self._remember_self_tests(),
-        )
-
     def _header(self) -> store.SweepHeader:
         return store.SweepHeader(
             offloadtune_version=offloadtune.__version__,
@@ -265,9 +231,11 @@ class Measuring:
             workload=self.request.workload,
             goal=self.request.goal,
             target=self.request.target,
-            n_ctx=self.space.n_ctx,
+            n_ctx=pad_256(self.request.n_ctx or self.request.workload.n_ctx_needed),
             fixed=self.request.fixed,
             limit_bytes=self.request.vram_limit_bytes,
+            endpoints=self.request.endpoints,
+            ruler=store.RULER,
             started_at=self.started_at.isoformat(timespec="seconds"),
         )
 

@@ -102,6 +102,7 @@ def _tell_changes(header: store.SweepHeader, listen: Listener) -> None:
             ("the machine or its devices", last.machine_id != header.machine_id),
             ("the engine build", last.engine.build_id != header.engine.build_id),
             ("the driver", last.drivers != header.drivers),
+            ("the way of measuring", last.ruler != header.ruler),
         )
         if differs
     ]

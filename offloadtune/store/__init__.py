@@ -6,11 +6,12 @@ Rejected: one SQLite file (one corruption loses every sweep, migrations in SQL);
 from offloadtune.store.codec import FORMAT, from_json, to_json
 from offloadtune.store.facts import FactFile
 from offloadtune.store.home import data_dir, profiles_dir
-from offloadtune.store.journal import Journal, JournalContent, SweepHeader, has_lines, read_header, read_journal
+from offloadtune.store.journal import RULER, Journal, JournalContent, SweepHeader, has_lines, read_header, read_journal
 from offloadtune.store.lock import measuring_alone
 
 __all__ = [
     "FORMAT",
+    "RULER",
     "FactFile",
     "Journal",
     "JournalContent",

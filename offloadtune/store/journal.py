@@ -19,10 +19,16 @@ from offloadtune.errors import StoreError
 from offloadtune.records import EngineBuild, Goal, Machine, Recommendation, Target, TrialResult, Visit, Workload
 from offloadtune.store.codec import FORMAT, from_json, to_json
 
+RULER = 1
+"""How trials are measured now; counted up when figures would no longer compare."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepHeader:
-    """What a sweep was made on and for; unlike sweeps are never mixed."""
+    """What a sweep was made on and for; unlike sweeps are never mixed.
+
+    `ruler` counts the ways of measuring there have been: figures of different ones are not compared.
+    """
 
     offloadtune_version: str
     machine_id: str
@@ -38,6 +44,8 @@ class SweepHeader:
     fixed: dict[str, Any]
     limit_bytes: int | None
     started_at: str
+    endpoints: tuple[str, ...] = ()
+    ruler: int = 1
 
     @property
     def drivers(self) -> tuple[str | None, ...]:
@@ -52,8 +60,8 @@ class SweepHeader:
 
     @property
     def sweep_key(self) -> str:
-        """12 hex digits: equal only for the same question, file content, machine, engine build and driver."""
-        facts = (self.question, self.gguf_id, self.machine_id, self.engine.build_id, self.drivers)
+        """12 hex digits: equal only for the same question, file content, machine, engine, driver and ruler."""
+        facts = (self.question, self.gguf_id, self.machine_id, self.engine.build_id, self.drivers, self.ruler)
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 

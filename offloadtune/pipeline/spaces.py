@@ -1,0 +1,51 @@
+"""From a sweep's header to what may be tried: the same for one under way and for one read back."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from offloadtune import search, store
+from offloadtune.records import EngineBuild, GgufFacts, Machine
+
+
+def space_of(facts: GgufFacts, header: store.SweepHeader) -> search.Space:
+    """What a sweep of `facts` under `header` may try, with what earlier self-tests found its engine build to need."""
+    machine, cpu = header.machine, header.machine.host.cpu
+    free = sum(device.free_bytes for device in machine.offload_devices)
+    memory = SelfTestMemory(facts, machine, header.engine)
+    return search.Space(
+        facts=facts,
+        workload=header.workload,
+        goal=header.goal,
+        target=header.target,
+        n_ctx=header.n_ctx,
+        device_bytes=free if header.limit_bytes is None else min(free, header.limit_bytes),
+        limit_bytes=header.limit_bytes,
+        n_physical_cores=cpu.n_physical_cores or cpu.n_logical_cores,
+        n_logical_cores=cpu.n_logical_cores,
+        n_os_cpus=os.cpu_count() or 1,
+        fixed=header.fixed,
+        kept={**(memory.get(offloads=False) or {}), **(memory.get(offloads=True) or {})},
+    )
+
+
+class SelfTestMemory:
+    """What self-tests of this build, machine and kind of file found: the knobs it needs to live, {} where none."""
+
+    def __init__(self, facts: GgufFacts, machine: Machine, engine: EngineBuild) -> None:
+        self._file = store.FactFile(store.data_dir() / "self_tests.json")
+        types = ",".join(sorted(name for name, _ in facts.type_bytes))
+        devices = ",".join(device.name for device in machine.offload_devices)
+        self._keys = {
+            offloads: f"{engine.build_id}|{machine.machine_id}|{devices if offloads else 'cpu'}|{types}"
+            for offloads in (False, True)
+        }
+
+    def get(self, *, offloads: bool) -> dict[str, Any] | None:
+        """The knobs, None where it was never tested with the devices (`offloads`) or without."""
+        knobs: dict[str, Any] | None = self._file.get(self._keys[offloads])
+        return knobs
+
+    def put(self, knobs: dict[str, Any], *, offloads: bool) -> None:
+        self._file.put(self._keys[offloads], knobs)
