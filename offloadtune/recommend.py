@@ -20,12 +20,14 @@ from offloadtune.records import (
     Outcome,
     Recommendation,
     Settings,
+    Target,
     TrialResult,
     Verdict,
     Visit,
     Workload,
 )
 from offloadtune.search import (
+    N_CTX_SHIPPED,
     Space,
     baseline_trials,
     can_fit,
@@ -196,6 +198,10 @@ def _missing_reasons(case: _Case, versus: Sequence[Comparison]) -> Iterator[str]
     compared, by_settings = {one.against for one in versus}, {r.trial.settings: r for r in case.results}
     for name, trial in baseline_trials(case.space).items():
         result = by_settings.get(trial.settings)
+        if name == "as_shipped":
+            if result is not None and result.outcome is Outcome.UNSUPPORTED:
+                yield f"As shipped, {case.space.target.value} does not take this workload: it {result.reason}."
+            continue
         if name in compared or (name == "cpu_only" and not case.space.has_devices):
             continue
         if result is None:
@@ -335,7 +341,13 @@ def _speed_words(figures: Figures) -> str:
 
 
 def _baseline_words(space: Space, name: str) -> str:
-    return {"cpu_only": "the CPU alone", "default": f"{space.target.value}'s own defaults"}[name]
+    settings = baseline_trials(space)[name].settings
+    raised = f" with n_ctx set to {settings.n_ctx}" if settings.n_ctx != N_CTX_SHIPPED else ""
+    return {
+        "cpu_only": "the CPU alone",
+        "default": f"{space.target.value}'s own defaults" + raised * (space.target is Target.LLAMA_CPP_PYTHON),
+        "fit": f"llama.cpp's --fit rule{space.fit_basis} ({settings.n_gpu_layers} of {space.everything} layers)",
+    }[name]
 
 
 def _versus_reason(space: Space, comparison: Comparison, *, has_rounds: bool) -> str:

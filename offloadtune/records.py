@@ -337,11 +337,15 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One question to the engine: these settings, as this target would run them. `why` is a few words."""
+    """One question to the engine: these settings, as this target would run them. `why` is a few words.
+
+    `told` names the settings that the front end is told, the rest being its own defaults already; None for all.
+    """
 
     settings: Settings
     target: Target
     why: str
+    told: tuple[str, ...] | None = None
 
     @property
     def trial_id(self) -> str:

@@ -25,9 +25,9 @@ def load(self: session.Session, path: str, settings: dict[str, Any]) -> dict[str
     return _load(self, path, settings)
 
 
-def open_(self: session.Session, loaded: int, settings: dict[str, Any]) -> dict[str, Any]:
+def open_(self: session.Session, loaded: int, settings: dict[str, Any], arguments: Any = None) -> dict[str, Any]:
     _settings.update(settings)
-    return _open(self, loaded, settings)
+    return _open(self, loaded, settings, arguments)
 
 
 def dying(decode: Any) -> Any:

@@ -148,6 +148,8 @@ class SyntheticEngine:
         if not self.fits(settings):
             reason, evidence = "the made-up memory ran out", Evidence(phase="load")
             return TrialResult(trial=trial, outcome=self.wall_outcome, reason=reason, evidence=evidence)
+        if settings.n_ctx < WORKLOAD.n_ctx_needed:
+            return TrialResult(trial=trial, outcome=Outcome.UNSUPPORTED, reason="refused: the made-up context ends")
         if settings.n_ubatch == self.crashing_ubatch:
             return TrialResult(trial=trial, outcome=Outcome.CRASHED, reason="the made-up engine died")
         token_s = self.token_s(settings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +38,7 @@ _DRAIN_S = 5.0
 _RESPAWN_S = 15.0
 _DRAIN_BEAT_S = 0.2
 _CLOSE_S = 20.0
+_FIT_S = 30.0
 _N_WARMUP_STEPS = 2
 _DEVICES = TypeAdapter(tuple[Device, ...])
 _MEMORY = TypeAdapter(tuple[MemoryUse, ...])
@@ -52,11 +53,25 @@ class VisitPlan:
     n_visits: int
 
 
-class Runner:
-    """Trials of one file on one set of devices. A context manager: leaving it leaves no process behind."""
+Arguments = Callable[[Trial], dict[str, Any] | None]
+"""What `Llama` of llama-cpp-python is told for a trial; None where another front end is the target."""
 
-    def __init__(self, path: Path, endpoints: Sequence[str] = (), command: Sequence[str] = WORKER_COMMAND) -> None:
+
+class Runner:
+    """Trials of one file on one set of devices. A context manager: leaving it leaves no process behind.
+
+    Trials for which `arguments` has an answer are visited through `Llama`, the rest through the engine itself.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        endpoints: Sequence[str] = (),
+        command: Sequence[str] = WORKER_COMMAND,
+        arguments: Arguments = lambda _trial: None,
+    ) -> None:
         self._path = path
+        self._arguments = arguments
         self._endpoints = tuple(endpoints)
         self._command = tuple(command)
         self._worker: WorkerProcess | None = None
@@ -94,6 +109,20 @@ class Runner:
             raise EngineError(message, hint=hint) from None
         return EngineBuild(**hello["build"]), _DEVICES.validate_python(hello["devices"])
 
+    def fit_layers(self, settings: Settings, margin_bytes: int) -> int | None:
+        """n_gpu_layers by llama.cpp's --fit rule with the memory free now, -1 for all; None where it cannot be asked.
+
+        Nothing is loaded for it. `margin_bytes` stay free on each device.
+        """
+        asked = {"path": str(self._path), "settings": dataclasses.asdict(settings), "margin_bytes": margin_bytes}
+        try:
+            self._living()
+            found: int | None = self._ask("fit_layers", time.monotonic() + _FIT_S, **asked)["n_gpu_layers"]
+        except (EngineError, WorkerDiedError):  # the sweep can do without, and will see for itself what is wrong
+            self.kill()
+            return None
+        return found
+
     def try_tiny(self, settings: Settings, *, timeout_s: float) -> tuple[Outcome, str, Evidence | None]:
         """How a turn of a few tokens in a small context ends; leaves the placement loaded when it lives."""
         deadline = time.monotonic() + timeout_s
@@ -102,7 +131,7 @@ class Runner:
         )
         try:
             self._place(small, deadline)
-            with self._opened(small, deadline) as opened:
+            with self._opened(small, None, deadline) as opened:
                 self._ask("tiny", deadline, context=opened["handle"])
         except (WorkerDiedError, WorkerRefusedError) as error:
             return self._failed(error, settings)
@@ -115,7 +144,9 @@ class Runner:
         seen: dict[str, Any] = {}
         outcome, reason, evidence = Outcome.OK, "", None
         try:
-            self._run_into(seen, trial.settings, plan, deadline)
+            refusal = self._run_into(seen, trial, plan, deadline)
+            if refusal:
+                outcome, reason = Outcome.UNSUPPORTED, f"refused: {refusal.rstrip('.')}"
         except (WorkerDiedError, WorkerRefusedError) as error:
             outcome, reason, evidence = self._failed(error, trial.settings)
         return TrialResult(
@@ -133,27 +164,36 @@ class Runner:
         deadline = time.monotonic() + timeout_s
         try:
             self._place(trial.settings, deadline)
-            with self._opened(trial.settings, deadline) as opened:
+            with self._opened(trial.settings, self._arguments(trial), deadline) as opened:
                 return self._visits(opened, plan, deadline)
         except (WorkerDiedError, WorkerRefusedError) as error:
             outcome, reason, evidence = self._failed(error, trial.settings)
             return TrialResult(trial=trial, outcome=outcome, reason=reason, evidence=evidence)
 
-    def _run_into(self, seen: dict[str, Any], settings: Settings, plan: VisitPlan, deadline: float) -> None:
-        """Fill `seen` with fields of TrialResult as they become known, so that a failure keeps what came before."""
+    def _run_into(self, seen: dict[str, Any], trial: Trial, plan: VisitPlan, deadline: float) -> str | None:
+        """Fill `seen` with fields of TrialResult as they become known, so that a failure keeps what came before.
+
+        Returns the words of a front end that does not take the workload in the context it has.
+        """
+        settings, workload = trial.settings, plan.workload
         self._place(settings, deadline)
         seen["load_ns"] = self._load_ns
-        with self._opened(settings, deadline) as opened:
+        with self._opened(settings, self._arguments(trial), deadline) as opened:
             seen["memory"] = _MEMORY.validate_python(opened["memory"])
             asked = dataclasses.asdict(settings)
             seen["effective"] = tuple(
                 (name, value) for name, value in opened["effective"].items() if asked[name] != value
             )
+            if opened["effective"]["n_ctx"] < workload.n_ctx_needed:
+                n_prompt = workload.n_prefix_cached + workload.n_prompt_new
+                told = self._ask("refusal", deadline, context=opened["handle"], n_prompt=n_prompt)
+                return told["refusal"] or "its context ends before the answer does"
             canary = self._ask("canary", deadline, context=opened["handle"])
             seen["device_peak_bytes"] = self._device_peaks(canary["min_free_bytes"], seen["memory"])
             if canary["host_peak_rss_bytes"] is not None:
                 seen["host_peak_rss_bytes"] = max(0, canary["host_peak_rss_bytes"] - canary["saved_state_bytes"])
             seen["visits"] = self._visits(opened, plan, deadline)
+        return None
 
     def _device_peaks(self, min_free: dict[str, int], memory: Sequence[MemoryUse]) -> tuple[tuple[str, int], ...]:
         """The fall of each device's free memory since before the load, and never less than the engine itself counts.
@@ -253,8 +293,9 @@ class Runner:
         self._drained_bytes = free
 
     @contextlib.contextmanager
-    def _opened(self, settings: Settings, deadline: float) -> Any:
-        opened = self._ask("open", deadline, loaded=self._loaded, settings=dataclasses.asdict(settings))
+    def _opened(self, settings: Settings, arguments: dict[str, Any] | None, deadline: float) -> Any:
+        asked = {"loaded": self._loaded, "settings": dataclasses.asdict(settings), "arguments": arguments}
+        opened = self._ask("open", deadline, **asked)
         yield opened
         self._ask("close", deadline, handle=opened["handle"])
 

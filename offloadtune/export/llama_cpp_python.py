@@ -6,7 +6,7 @@ the fields it has no argument for (devices, use_extra_bufts).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from offloadtune.records import Settings
 
 _GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 _LOAD_MODES = {"mmap": (True, False), "none": (False, False), "mmap_mlock": (True, True), "mlock": (False, True)}
+
+_FIELDS = {"flash_attn": "flash_attn_type", "use_mmap": "load_mode", "use_mlock": "load_mode"}
+"""Fields of Settings behind arguments of `Llama` that have another name."""
 
 _SAYABLE: dict[str, Callable[[Settings], bool]] = {
     "flash_attn_type": lambda settings: settings.flash_attn_type != "auto",
@@ -54,8 +57,8 @@ low.llama_model_default_params = model_params
 """
 
 
-def llama_kwargs(settings: Settings) -> dict[str, Any]:
-    """Arguments of `Llama` for `settings`, every measured one, defaults too.
+def llama_kwargs(settings: Settings, told: Collection[str] | None = None) -> dict[str, Any]:
+    """Arguments of `Llama` for `settings`: every measured one, defaults too, or only those of the fields `told`.
 
     Raises ExportError for what `Llama` can neither say nor be made to say.
     """
@@ -64,7 +67,7 @@ def llama_kwargs(settings: Settings) -> dict[str, Any]:
         message = f"Llama of llama-cpp-python cannot be told {', '.join(unsayable)}."
         raise ExportError(message, hint="leave it out, or sweep with --target llama_server")
     use_mmap, use_mlock = _LOAD_MODES[settings.load_mode]
-    return {
+    arguments = {
         "n_gpu_layers": settings.n_gpu_layers,
         "n_ctx": settings.n_ctx,
         "n_batch": settings.n_batch,
@@ -80,11 +83,14 @@ def llama_kwargs(settings: Settings) -> dict[str, Any]:
         "use_mmap": use_mmap,
         "use_mlock": use_mlock,
     }
+    return {name: value for name, value in arguments.items() if told is None or _FIELDS.get(name, name) in told}
 
 
-def render_snippet(settings: Settings, path: Path, endpoints: Sequence[str] = ()) -> str:
-    """A Python program that leaves the file loaded with `settings` as `llm`."""
-    arguments = "".join(f"    {name}={value!r},\n" for name, value in llama_kwargs(settings).items())
+def render_snippet(
+    settings: Settings, path: Path, endpoints: Sequence[str] = (), told: Collection[str] | None = None
+) -> str:
+    """A Python program that leaves the file loaded with `settings` as `llm`; see `llama_kwargs` for `told`."""
+    arguments = "".join(f"    {name}={value!r},\n" for name, value in llama_kwargs(settings, told).items())
     call = f"llm = Llama(\n    model_path={str(path)!r},\n{arguments})\n"
     recipe = _recipe(settings, endpoints)
     if not recipe:

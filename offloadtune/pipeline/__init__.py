@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from offloadtune import export, store
 from offloadtune.engine import WORKER_COMMAND, Runner
@@ -25,7 +26,7 @@ from offloadtune.pipeline.answering import answer_sweep, sha256
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.measuring import Measuring
 from offloadtune.probe import probe_host
-from offloadtune.records import EngineBuild, GgufFacts, Machine, Note, Settings, Target
+from offloadtune.records import EngineBuild, GgufFacts, Machine, Note, Settings, Target, Trial
 from offloadtune.sweeps import Event, Listener, SweepReport, SweepRequest
 
 _ENCODERS = {"bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "modern-bert", "neo-bert", "t5", "t5encoder"}
@@ -83,7 +84,8 @@ def _unbreakable(listen: Listener) -> Listener:
 
 def _measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listener) -> SweepReport:
     sha256_before = sha256(facts, listen, force=True) if request.prove else None
-    with Runner(facts.path, request.endpoints, request.worker_command or WORKER_COMMAND) as runner:
+    command = request.worker_command or WORKER_COMMAND
+    with Runner(facts.path, request.endpoints, command, _llama_arguments) as runner:
         try:
             measuring = Measuring(request, facts, runner, listen)
         except EngineMissingError as error:
@@ -95,6 +97,11 @@ def _measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listene
         with deaf():
             runner.close()
     return answer_sweep(measuring, sha256_before)
+
+
+def _llama_arguments(trial: Trial) -> dict[str, Any] | None:
+    """What the trial's snippet tells `Llama`: what is measured is what is handed over."""
+    return export.llama_kwargs(trial.settings, trial.told) if trial.target is Target.LLAMA_CPP_PYTHON else None
 
 
 def _check(request: SweepRequest, facts: GgufFacts) -> None:

@@ -50,7 +50,7 @@ class Measuring:
         self.engine, devices = runner.describe()
         self.machine = Machine(host=probe_host(), devices=devices)
         self.is_gone = False
-        header = self._header()
+        header = self._with_fit_layers(self._header())
         self.self_tests = SelfTestMemory(facts, self.machine, self.engine)
         self.tested = {offloads for offloads in (False, True) if self.self_tests.get(offloads=offloads) is not None}
         self.space = space_of(facts, header)
@@ -231,13 +231,28 @@ class Measuring:
             workload=self.request.workload,
             goal=self.request.goal,
             target=self.request.target,
-            n_ctx=pad_256(self.request.n_ctx or self.request.workload.n_ctx_needed),
+            n_ctx=self._n_ctx(),
             fixed=self.request.fixed,
             limit_bytes=self.request.vram_limit_bytes,
             endpoints=self.request.endpoints,
             ruler=store.RULER,
             started_at=self.started_at.isoformat(timespec="seconds"),
         )
+
+    def _with_fit_layers(self, header: store.SweepHeader) -> store.SweepHeader:
+        """`header` with what llama.cpp's --fit rule says of the memory free now, or of what the user allows of it."""
+        space = space_of(self.facts, header)
+        if not space.has_devices:
+            return header
+        free = sum(device.free_bytes for device in self.machine.offload_devices)
+        margin_bytes = search.FIT_MARGIN_BYTES + free - space.device_bytes
+        n_fit_layers = self.runner.fit_layers(search.settings_to_fit(space), margin_bytes)
+        return dataclasses.replace(header, n_fit_layers=n_fit_layers)
+
+    def _n_ctx(self) -> int:
+        """The context wanted: no smaller than the front end's own, unless the user or the training asks for less."""
+        least = min(search.N_CTX_SHIPPED, self.facts.n_ctx_train or search.N_CTX_SHIPPED)
+        return pad_256(self.request.n_ctx or max(self.request.workload.n_ctx_needed, least))
 
     def _remaining_s(self) -> float:
         return self.request.budget_s - self.elapsed_s()

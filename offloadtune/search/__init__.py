@@ -2,9 +2,11 @@
 
 from offloadtune.search.cost import is_feasible, is_over_limit, measured, ran_out, result_cost, visit_cost
 from offloadtune.search.plan import candidates, finalists, next_trial, skipped
-from offloadtune.search.space import Space, baseline_trials, can_fit
+from offloadtune.search.space import FIT_MARGIN_BYTES, N_CTX_SHIPPED, Space, baseline_trials, can_fit, settings_to_fit
 
 __all__ = [
+    "FIT_MARGIN_BYTES",
+    "N_CTX_SHIPPED",
     "Space",
     "baseline_trials",
     "can_fit",
@@ -16,6 +18,7 @@ __all__ = [
     "next_trial",
     "ran_out",
     "result_cost",
+    "settings_to_fit",
     "skipped",
     "visit_cost",
 ]

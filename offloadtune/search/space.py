@@ -9,7 +9,11 @@ from typing import Any
 from offloadtune.footprint import estimate_footprint, pad_256
 from offloadtune.records import GgufFacts, Goal, Settings, Target, Trial, Workload
 
-_FIT_MARGIN_BYTES = 1 << 30
+FIT_MARGIN_BYTES = 1 << 30
+"""What llama.cpp's --fit rule leaves free on each device."""
+
+N_CTX_SHIPPED = 512
+"""Context of `Llama` unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +22,7 @@ class Space:
 
     `fixed` are settings the user named, `kept` those the self-test needs to stay alive; both hold everywhere, in
     the baselines too, but for n_gpu_layers of the CPU alone. `limit_bytes` is the user's own limit on device memory.
+    `n_fit_layers` is what llama.cpp's own --fit rule answered, None where it could not be asked and is estimated here.
     Cores and threads are those this process may use; `n_os_cpus` counts all of the system's, as front ends do.
     """
 
@@ -33,6 +38,7 @@ class Space:
     n_os_cpus: int
     fixed: Mapping[str, Any] = field(default_factory=dict)
     kept: Mapping[str, Any] = field(default_factory=dict)
+    n_fit_layers: int | None = None
 
     @property
     def everything(self) -> int:
@@ -43,14 +49,19 @@ class Space:
     def has_devices(self) -> bool:
         return self.device_bytes > 0
 
+    @property
+    def fit_basis(self) -> str:
+        """What is to be said of the --fit rule's layers where we had to reckon them ourselves."""
+        return "" if self.n_fit_layers is not None else " as we estimate it"
+
     def hold(self, settings: Settings) -> Settings:
         """`settings` with what the self-test keeps and the user fixed; n_batch gives way to a larger fixed n_ubatch."""
         held = {**self.kept, **self.fixed}
         n_batch = max(settings.n_batch, held.get("n_ubatch", 0))
         return settings.replace(**{"n_batch": n_batch, **held})
 
-    def trial(self, settings: Settings, why: str) -> Trial:
-        return Trial(settings=settings, target=self.target, why=why)
+    def trial(self, settings: Settings, why: str, told: tuple[str, ...] | None = None) -> Trial:
+        return Trial(settings=settings, target=self.target, why=why, told=told)
 
 
 def start_settings(space: Space) -> Settings:
@@ -67,11 +78,10 @@ def start_settings(space: Space) -> Settings:
 
 
 def default_settings(space: Space) -> Settings:
-    """What the target does unasked, only n_ctx raised so that the workload runs.
+    """What the target does unasked, only n_ctx raised where the workload does not fit.
 
     llama-cpp-python: Llama.__init__ (CPU, half of multiprocessing.cpu_count() to decode and all of it for prompts, no
-    flash attention). llama-server: arg.cpp (four slots, all layers) with its --fit rule for the number of layers: one
-    GiB stays free.
+    flash attention). llama-server: arg.cpp (four slots, all layers) with its --fit rule for the number of layers.
     """
     if space.target is Target.LLAMA_CPP_PYTHON:
         settings = Settings(
@@ -81,22 +91,36 @@ def default_settings(space: Space) -> Settings:
             flash_attn_type="disabled",
         )
         return space.hold(sane(settings))
-    settings = start_settings(space).replace(n_seq_max=4, n_outputs_max=4, kv_unified=True)
-    return space.hold(settings.replace(n_gpu_layers=_fit_rule(space, settings)))
+    return _fit_settings(space)
 
 
 def baseline_trials(space: Space) -> dict[str, Trial]:
-    """What the recommendation is compared with, by name; without devices "cpu_only" is where the search begins."""
-    cpu_only = start_settings(space)
+    """What the recommendation is compared with, by name; without devices "cpu_only" is where the search begins.
+
+    `default` is what the target does unasked, `fit` the number of layers by llama.cpp's --fit rule, `as_shipped` the
+    front end as it comes, where the workload is too long for the context it comes with: it shows that it refuses.
+    """
+    cpu_only, default = start_settings(space), default_settings(space)
     if space.has_devices:
         cpu_only = cpu_only.replace(n_gpu_layers=0, devices=())
     why = f"{space.target.value} with its own defaults"
-    if space.target is Target.LLAMA_SERVER and space.has_devices and "n_gpu_layers" not in space.fixed:
-        why += ", the layers by our estimate of its --fit rule"
-    return {
-        "cpu_only": space.trial(cpu_only, "the CPU alone"),
-        "default": space.trial(default_settings(space), why),
-    }
+    trials = {"cpu_only": space.trial(cpu_only, "the CPU alone")}
+    if space.target is Target.LLAMA_SERVER:
+        by_rule = space.has_devices and "n_gpu_layers" not in space.fixed
+        trials["default"] = space.trial(default, why + by_rule * f", the layers by its --fit rule{space.fit_basis}")
+        return trials
+    held = (*space.kept, *space.fixed)
+    raised = default.n_ctx != N_CTX_SHIPPED
+    raised_words = f", n_ctx set to {default.n_ctx}" if raised else ""
+    trials["default"] = space.trial(default, why + raised_words, told=("n_ctx",) * raised + held)
+    if raised and space.workload.n_ctx_needed > N_CTX_SHIPPED:
+        shipped = space.hold(sane(default.replace(n_ctx=N_CTX_SHIPPED)))
+        trials["as_shipped"] = space.trial(shipped, f"{space.target.value} as shipped", told=held)
+    if space.has_devices and "n_gpu_layers" not in space.fixed:
+        fit = _fit_settings(space)
+        why = f"{fit.n_gpu_layers} of {space.everything} layers, by llama.cpp's --fit rule{space.fit_basis}"
+        trials["fit"] = space.trial(fit, why)
+    return trials
 
 
 def sane(settings: Settings) -> Settings:
@@ -111,10 +135,21 @@ def can_fit(space: Space, settings: Settings) -> bool:
     return not space.has_devices or estimate_footprint(space.facts, settings).least_bytes <= space.device_bytes
 
 
-def _fit_rule(space: Space, settings: Settings) -> int:
-    """Largest n_gpu_layers that leaves the margin of llama.cpp's --fit free, by our estimate."""
-    available = space.device_bytes - _FIT_MARGIN_BYTES
-    for k in range(space.everything, 0, -1):
-        if estimate_footprint(space.facts, settings.replace(n_gpu_layers=k)).bytes <= available:
-            return k
-    return 0
+def settings_to_fit(space: Space) -> Settings:
+    """Settings whose layers llama.cpp's --fit rule is to choose."""
+    settings = start_settings(space)
+    if space.target is Target.LLAMA_SERVER:
+        settings = settings.replace(n_seq_max=4, n_outputs_max=4, kv_unified=True)
+    return settings
+
+
+def _fit_settings(space: Space) -> Settings:
+    """`settings_to_fit` with the layers that the rule chose; by our estimate, the most that leave its margin free."""
+    settings = settings_to_fit(space)
+    if space.n_fit_layers is not None:
+        n_gpu_layers = space.n_fit_layers if space.n_fit_layers >= 0 else space.everything
+        return space.hold(settings.replace(n_gpu_layers=min(n_gpu_layers, space.everything)))
+    available = space.device_bytes - FIT_MARGIN_BYTES
+    ladder = (space.hold(settings.replace(n_gpu_layers=k)) for k in range(space.everything, 0, -1))
+    fitting = (one for one in ladder if estimate_footprint(space.facts, one).bytes <= available)
+    return next(fitting, space.hold(settings.replace(n_gpu_layers=0)))

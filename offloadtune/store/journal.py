@@ -19,15 +19,16 @@ from offloadtune.errors import StoreError
 from offloadtune.records import EngineBuild, Goal, Machine, Recommendation, Target, TrialResult, Visit, Workload
 from offloadtune.store.codec import FORMAT, from_json, to_json
 
-RULER = 1
-"""How trials are measured now; counted up when figures would no longer compare."""
+RULER = 2
+"""How trials are measured now. 1: all through llama.cpp itself; 2: through `Llama` where that is the target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepHeader:
     """What a sweep was made on and for; unlike sweeps are never mixed.
 
-    `ruler` counts the ways of measuring there have been: figures of different ones are not compared.
+    `n_fit_layers` is the answer of llama.cpp's --fit rule then, None where it could not be asked. `ruler` counts the
+    ways of measuring there have been: figures of different ones are not compared.
     """
 
     offloadtune_version: str
@@ -45,6 +46,7 @@ class SweepHeader:
     limit_bytes: int | None
     started_at: str
     endpoints: tuple[str, ...] = ()
+    n_fit_layers: int | None = None
     ruler: int = 1
 
     @property

@@ -60,7 +60,7 @@ def test_a_longer_run_compares_what_the_shorter_had_no_time_for(smollm2_path: Pa
     longer, _ = sweep(smollm2_path, 60)
     assert longer.n_resumed == len(short.results) < len(longer.results)
     assert longer.n_rounds == 6
-    wanted = [result for result in longer.results if result.trial.settings.n_ctx == 256]
+    wanted = [result for result in longer.results if result.trial.settings.n_ctx == 512]
     best = min(wanted, key=lambda result: result.visits[-1].turn_s(8))
     rounds = read_journal(longer.journal_path).rounds
     assert best.trial.trial_id in rounds[-1]  # the best of all that was screened stood in the comparison
@@ -125,7 +125,7 @@ def test_a_sweep_killed_again_and_again_loses_and_repeats_nothing(smollm2_path: 
     assert process.returncode == 0, stderr
     check_journal(seen)
     assert json.loads(stdout)["trials"]["resumed"] >= len(seen)
-    assert json.loads(stdout)["recommended"]["settings"]["n_ctx"] == 256
+    assert json.loads(stdout)["recommended"]["settings"]["n_ctx"] == 512
 
 
 def test_a_worker_killed_from_outside_is_one_failed_trial(smollm2_path: Path) -> None:

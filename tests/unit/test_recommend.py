@@ -27,6 +27,7 @@ PLENTY = 8 << 30
 FACTS = made_up_facts()
 SPACE = made_up_space(FACTS, device_bytes=PLENTY)
 EVERYTHING = 13
+DEFAULTS = "llama_cpp_python's own defaults with n_ctx set to 1024"
 JITTER = (1.0, 1.02, 0.99, 1.01, 0.98, 1.0)
 
 
@@ -83,7 +84,8 @@ def answer(space: Space, results: Sequence[TrialResult], rounds: Sequence[Round]
 
 
 def verdicts(found: Recommendation) -> dict[str, Verdict]:
-    return {one.against: one.verdict for one in found.versus}
+    """Verdicts without that against the --fit rule, which on this card is everything on the device."""
+    return {one.against: one.verdict for one in found.versus if one.against != "fit"}
 
 
 # --- who wins ------------------------------------------------------------------------------------------------------
@@ -128,8 +130,7 @@ def test_a_default_as_good_as_the_best_is_the_answer_and_said_to_be_the_same() -
     assert found.trial.settings == DEFAULT
     assert verdicts(found) == {"default": Verdict.SAME, "cpu_only": Verdict.FASTER}
     assert any(
-        "settings of llama_cpp_python's own defaults: nothing compared side by side was better beyond the noise" in r
-        for r in found.reasons
+        f"settings of {DEFAULTS}: nothing compared side by side was better beyond the noise" in r for r in found.reasons
     )
 
 
@@ -139,13 +140,13 @@ def test_one_round_does_not_choose_the_default_over_a_quarter_better_one() -> No
     assert found.trial.settings == FULL
     assert verdicts(found) == {"default": Verdict.SAME}  # one round proves nothing
     assert not any("interval" in reason or "inf" in reason for reason in found.reasons)
-    assert "1.25x as long with llama_cpp_python's own defaults, by a single round: too few to tell." in found.reasons
+    assert f"1.25x as long with {DEFAULTS}, by a single round: too few to tell." in found.reasons
 
 
 def test_before_any_round_the_best_visit_answers_and_compares_nothing() -> None:
     found = answer(SPACE, [ran(DEFAULT, 1.25), ran(FULL, 1.0)])
     assert found.trial.settings == FULL
-    assert found.versus == ()
+    assert verdicts(found) == {}
     assert set(found.evidence_trial_ids) == {ran(DEFAULT, 1).trial.trial_id, ran(FULL, 1).trial.trial_id}
 
 
@@ -162,7 +163,7 @@ def test_the_larger_context_wins_its_goal_though_it_is_slower_and_that_is_said()
     found = answer(space, [ran(s, c) for s, c in costs.items()], steady(costs))
     assert found.trial.settings == large
     assert verdicts(found) == {"default": Verdict.SLOWER}
-    assert any("1.33x slower than llama_cpp_python's own defaults" in reason for reason in found.reasons)
+    assert any(f"1.33x slower than {DEFAULTS}" in reason for reason in found.reasons)
 
 
 def test_more_context_than_asked_for_is_not_chosen_but_its_cost_is_said() -> None:
@@ -234,7 +235,7 @@ def test_when_all_that_were_compared_fail_the_first_visits_answer() -> None:
     rounds = steady({FULL: 1.0, DEFAULT: 2.0}, 2)
     found = answer(SPACE, [failed(FULL), failed(DEFAULT), ran(CPU_ONLY, 3.0)], rounds)
     assert found.trial.settings == CPU_ONLY
-    assert [one.against for one in found.versus] == ["cpu_only"]
+    assert list(verdicts(found)) == ["cpu_only"]
 
 
 @given(st.lists(st.booleans(), min_size=12, max_size=12), st.lists(st.floats(0.1, 10), min_size=4, max_size=4))
@@ -262,11 +263,14 @@ def test_reasons_name_the_numbers() -> None:
     found = answer(SPACE, results, steady(costs))
     assert found.reasons[0] == "All 13 layers are on the device, 512 MiB of 8.00 GiB."
     assert found.reasons[1].startswith("2.00x faster than the CPU alone for the whole turn (95 % ")
-    assert found.reasons[2].startswith("2.00x faster than llama_cpp_python's own defaults for the whole turn (95 % ")
+    assert found.reasons[2].startswith(f"2.00x faster than {DEFAULTS} for the whole turn (95 % ")
     assert "6 rounds" in found.reasons[2]
-    assert found.reasons[3].startswith("Flash attention is on: it changes the order of the arithmetic")
-    assert found.reasons[4].startswith("Noise of this sweep: the same settings differ by 2.")
-    assert len(found.reasons) == 5
+    assert found.reasons[3].startswith(
+        "These are the settings of llama.cpp's --fit rule as we estimate it (13 of 13 layers)"
+    )
+    assert found.reasons[4].startswith("Flash attention is on: it changes the order of the arithmetic")
+    assert found.reasons[5].startswith("Noise of this sweep: the same settings differ by 2.")
+    assert len(found.reasons) == 6
 
 
 def test_do_not_offload_is_said_with_both_speeds() -> None:
@@ -387,8 +391,29 @@ def test_a_missing_verdict_is_never_silent(others: list[TrialResult], why: str) 
     costs = {FULL: 1.0, CPU_ONLY: 3.0}
     found = answer(space, [*(ran(s, c) for s, c in costs.items()), *others], steady(costs))
     assert verdicts(found) == {"cpu_only": Verdict.FASTER}
-    missing = [reason for reason in found.reasons if reason.startswith("No verdict")]
-    assert missing == [f"No verdict against llama_cpp_python's own defaults: {why}."]
+    missing = [reason for reason in found.reasons if reason.startswith("No verdict") and "--fit" not in reason]
+    assert missing == [f"No verdict against {DEFAULTS}: {why}."]
+
+
+def test_the_rule_of_llama_cpp_gets_its_own_verdict() -> None:
+    space = made_up_space(FACTS, device_bytes=(1 << 30) + 60 * MIB)
+    fit = settings_of(space, "fit")
+    assert 0 < fit.n_gpu_layers < EVERYTHING
+    costs = {FULL: 1.0, fit: 2.0}
+    found = answer(space, [ran(s, c) for s, c in costs.items()], steady(costs))
+    assert {one.against: one.verdict for one in found.versus} == {"fit": Verdict.FASTER}
+    words = (
+        f"2.00x faster than llama.cpp's --fit rule as we estimate it ({fit.n_gpu_layers} of 13 layers) for the whole"
+    )
+    assert any(reason.startswith(words) for reason in found.reasons)
+
+
+def test_that_the_front_end_as_shipped_refuses_is_said() -> None:
+    shipped = baseline_trials(SPACE)["as_shipped"]
+    refused = TrialResult(trial=shipped, outcome=Outcome.UNSUPPORTED, reason="refused: it is too long")
+    words = "As shipped, llama_cpp_python does not take this workload: it refused: it is too long."
+    assert words in answer(SPACE, [ran(FULL, 1.0), refused]).reasons
+    assert not any("shipped" in reason for reason in answer(SPACE, [ran(FULL, 1.0)]).reasons)
 
 
 def test_without_rounds_what_ran_is_said_to_lack_them_and_the_rest_its_own_reason() -> None:
@@ -479,7 +504,7 @@ def test_figures_are_those_of_the_rounds_once_there_are_two(n_rounds: int, n_sam
     default = figures(counted_visits(results[1], rounds), WORKLOAD)
     assert default.turn_s.n_samples == n_samples
     assert default.turn_s.p50 == pytest.approx(2.0, rel=0.02)
-    assert all(one.ratio.n_samples == n_rounds for one in found.versus)
+    assert all(one.ratio.n_samples == n_rounds for one in found.versus if one.against != "fit")
 
 
 def test_the_first_visit_counts_no_more_once_there_are_rounds() -> None:

@@ -16,6 +16,7 @@ from offloadtune.footprint import estimate_footprint
 from offloadtune.gguf import read_gguf
 from offloadtune.records import GgufFacts, Goal, Outcome, Settings, Target, Trial, TrialResult
 from offloadtune.search import (
+    N_CTX_SHIPPED,
     Space,
     baseline_trials,
     candidates,
@@ -54,8 +55,12 @@ SPACES = st.builds(
 
 
 def ladder(space: Space, results: list[TrialResult]) -> list[TrialResult]:
-    """The trials of placements: those before the first neighbour, the baselines left out."""
-    baselines = {trial.settings for trial in baseline_trials(space).values()}
+    """The trials of placements: those before the first neighbour, baselines left out but for a placement by --fit."""
+    baselines = {
+        trial.settings
+        for name, trial in baseline_trials(space).items()
+        if name != "fit" or trial.settings.n_gpu_layers == 0
+    }
     rung = baseline_trials(space)["cpu_only"].settings.replace(devices=None)
     before = itertools.takewhile(
         lambda r: r.trial.settings in baselines or r.trial.settings.replace(n_gpu_layers=0) == rung, results
@@ -322,7 +327,8 @@ def test_the_plan_keeps_its_promises_whatever_happens(space: Space, crashing_uba
     assert {(settings.type_k, settings.type_v) for settings in tried} == {("f16", "f16")}
     assert {result.trial.target for result in results} == {space.target}
     assert all(result.trial.why for result in results)
-    assert all(N_CTX <= settings.n_ctx <= facts.n_ctx_train for settings in tried)
+    wanted = [settings for settings in tried if settings != baselines.get("as_shipped")]
+    assert all(N_CTX <= settings.n_ctx <= facts.n_ctx_train for settings in wanted)
     for settings in tried:
         asked = {**space.kept, **fixed}
         if has_devices and settings == baselines["cpu_only"]:
@@ -388,8 +394,10 @@ def test_baselines_come_right_after_the_first_placement_that_runs(target: Target
     rungs = {r.trial.settings for r in ladder(space, results)}
     kinds = [names.get(r.trial.settings, "rung" if r.trial.settings in rungs else "step") for r in results]
     i_first = next(i for i, r in enumerate(results) if is_feasible(r, None))
-    assert kinds[: i_first + 3] == ["rung"] * (i_first + 1) + ["cpu_only", "default"]
-    rest = kinds[i_first + 3 :]
+    baselines = list(baseline_trials(space))
+    i_rest = i_first + 1 + len(baselines)
+    assert kinds[:i_rest] == ["rung"] * (i_first + 1) + baselines
+    rest = kinds[i_rest:]
     assert rest == sorted(rest)  # rungs before steps
     assert {"rung", "step"} == set(rest)
 
@@ -401,7 +409,7 @@ def test_without_a_placement_that_runs_the_baselines_come_after_the_last_one() -
     n_rungs = len(ladder(space, results))
     assert n_rungs > 1
     baselines = [trial.settings for trial in baseline_trials(space).values()]
-    assert [r.trial.settings for r in results[n_rungs : n_rungs + 2]] == baselines
+    assert [r.trial.settings for r in results[n_rungs : n_rungs + len(baselines)]] == baselines
 
 
 # --- neighbours ----------------------------------------------------------------------------------------------------
@@ -462,7 +470,7 @@ def test_trades_need_a_load_so_they_come_after_the_steps_that_need_none() -> Non
     facts = made_up_facts()
     space = made_up_space(facts, device_bytes=100 * MIB)
     results = carry_out(space, SyntheticEngine(facts=facts, wall_bytes=100 * MIB))
-    steps = results[len(ladder(space, results)) + 2 :]
+    steps = results[len(ladder(space, results)) + len(baseline_trials(space)) :]
     n_layers = [r.trial.settings.n_gpu_layers for r in steps]
     i_trade = next(i for i, k in enumerate(n_layers) if k != n_layers[0])
     assert i_trade >= 5
@@ -485,7 +493,7 @@ def test_neighbours_that_cannot_fit_are_not_tried() -> None:
     space = made_up_space(facts, device_bytes=wall_bytes)
     results = carry_out(space, SyntheticEngine(facts=facts, wall_bytes=wall_bytes, compute_factor=0.0))
     assert results[0].outcome is Outcome.OK
-    assert {r.trial.settings.n_ctx for r in results} == {N_CTX}
+    assert {r.trial.settings.n_ctx for r in results} == {N_CTX, N_CTX_SHIPPED}
     assert len(results) > 4
 
 
@@ -542,11 +550,50 @@ def test_other_goals_recommend_the_context_asked_for() -> None:
     facts = made_up_facts()
     space = made_up_space(facts, device_bytes=PLENTY)
     results = carry_out(space, SyntheticEngine(facts=facts, wall_bytes=PLENTY))
-    assert {r.trial.settings.n_ctx for r in results} == {N_CTX, 2 * N_CTX}  # what more would cost is measured
+    assert {r.trial.settings.n_ctx for r in results} == {
+        N_CTX,
+        2 * N_CTX,
+        N_CTX_SHIPPED,
+    }  # what more would cost is measured
     assert {r.trial.settings.n_ctx for r in candidates(space, results)} == {N_CTX}
 
 
 # --- baselines and finalists ---------------------------------------------------------------------------------------
+
+
+def test_the_front_end_is_left_its_own_defaults_but_for_what_was_fixed() -> None:
+    roomy = made_up_space(made_up_facts(), device_bytes=PLENTY, fixed={"n_threads": 3})
+    assert baseline_trials(roomy)["default"].told == ("n_ctx", "n_threads")
+    assert baseline_trials(roomy)["as_shipped"].told == ("n_threads",)
+    assert baseline_trials(roomy)["as_shipped"].settings.n_ctx == N_CTX_SHIPPED
+    small = made_up_space(made_up_facts(), device_bytes=PLENTY, n_ctx=N_CTX_SHIPPED)
+    assert baseline_trials(small)["default"].told == ()
+    assert "as_shipped" not in baseline_trials(small)
+    asked = made_up_space(made_up_facts(), device_bytes=PLENTY, n_ctx=4096, n_prompt_new=128)  # it would do with 512
+    assert baseline_trials(asked)["default"].told == ("n_ctx",)
+    assert "as_shipped" not in baseline_trials(asked)
+
+
+@given(FACTS, st.integers(0, 3 * GIB))
+def test_the_fit_rule_leaves_its_margin_and_no_layer_that_fits(facts: GgufFacts, device_bytes: int) -> None:
+    space = made_up_space(facts, device_bytes=device_bytes)
+    fit = baseline_trials(space).get("fit")
+    assert (fit is None) == (device_bytes == 0)
+    if fit is None:
+        return
+    k = fit.settings.n_gpu_layers
+    if k:
+        assert estimate_footprint(facts, fit.settings).bytes <= device_bytes - GIB
+    if k < space.everything:
+        assert estimate_footprint(facts, fit.settings.replace(n_gpu_layers=space.everything)).bytes > device_bytes - GIB
+
+
+@pytest.mark.parametrize(("told", "n_gpu_layers"), [(7, 7), (-1, 13), (99, 13), (0, 0)])
+def test_what_the_rule_itself_answered_is_taken(told: int, n_gpu_layers: int) -> None:
+    space = dataclasses.replace(made_up_space(made_up_facts(), device_bytes=PLENTY), n_fit_layers=told)
+    fit = baseline_trials(space)["fit"]
+    assert fit.settings.n_gpu_layers == n_gpu_layers
+    assert "estimate" not in fit.why
 
 
 def test_default_of_llama_cpp_python_is_what_its_constructor_does() -> None:
@@ -560,7 +607,7 @@ def test_default_of_llama_cpp_python_is_what_its_constructor_does() -> None:
 def test_default_of_llama_server_says_that_its_layers_are_our_estimate() -> None:
     facts = made_up_facts()
     server = made_up_space(facts, device_bytes=PLENTY, target=Target.LLAMA_SERVER)
-    assert baseline_trials(server)["default"].why.endswith("the layers by our estimate of its --fit rule")
+    assert baseline_trials(server)["default"].why.endswith("the layers by its --fit rule as we estimate it")
     for other in (dataclasses.replace(server, device_bytes=0), made_up_space(facts, device_bytes=PLENTY)):
         assert "--fit" not in baseline_trials(other)["default"].why
 
@@ -585,8 +632,9 @@ def test_finalists_are_the_best_and_every_baseline_that_ran(facts: GgufFacts, wa
     space = made_up_space(facts, device_bytes=wall_bytes, goal=goal)
     results = carry_out(space, SyntheticEngine(facts=facts, wall_bytes=wall_bytes))
     chosen = [trial.settings for trial in finalists(space, results)]
-    assert {trial.settings for trial in baseline_trials(space).values()} <= set(chosen)
-    assert len(chosen) == len(set(chosen)) <= 5
+    rivals = {trial.settings for name, trial in baseline_trials(space).items() if name != "as_shipped"}
+    assert rivals <= set(chosen)
+    assert len(chosen) == len(set(chosen)) <= 6
     feasible = {result.trial.settings: result for result in results if is_feasible(result, None)}
     assert set(chosen) <= set(feasible)
     if goal is Goal.TURN:

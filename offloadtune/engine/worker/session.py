@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import psutil
 
 from offloadtune.engine import osdoor
-from offloadtune.engine.worker import native
+from offloadtune.engine.worker import fit_rule, llama_class, native
 
 low = native.low
 _FLASH_ATTN_LINE = re.compile(r"Flash Attention (enabled|.*not supported)")
@@ -39,6 +40,7 @@ class LoadedFile:
     """A placement: weights where the settings put them."""
 
     handle: Any
+    path: str
     keep: list[Any]
     load_lines: list[str]
     tokens: Any = None
@@ -48,10 +50,11 @@ class LoadedFile:
 
 @dataclass(slots=True)
 class OpenContext:
-    """A context on a placement, with its sampler."""
+    """A context on a placement, with its sampler; `llama` is the front end's own object, where it holds the context."""
 
     handle: Any
     loaded: LoadedFile
+    llama: Any
     sampler: Any
     state_key: tuple[Any, ...]
     n_ctx: int
@@ -77,6 +80,10 @@ class Session:
     def devices(self) -> dict[str, Any]:
         return {"devices": [native.describe_device(device) for device in native.devices()]}
 
+    def fit_layers(self, path: str, settings: dict[str, Any], margin_bytes: int) -> dict[str, Any]:
+        """n_gpu_layers by llama.cpp's own rule; see fit_rule.py."""
+        return {"n_gpu_layers": fit_rule.fit_layers(path, settings, margin_bytes)}
+
     def load(self, path: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Load the file."""
         self._log.forget()
@@ -89,25 +96,28 @@ class Session:
         load_ns = time.perf_counter_ns() - start_ns
         if not handle:
             raise RefusedError("load", "the engine could not load the file with these settings")
-        loaded = LoadedFile(handle=handle, keep=keep, load_lines=self._log.lines)
+        loaded = LoadedFile(handle=handle, path=path, keep=keep, load_lines=self._log.lines)
         return {"handle": self._keep(loaded), "load_ns": load_ns}
 
-    def open(self, loaded: int, settings: dict[str, Any]) -> dict[str, Any]:
+    def open(self, loaded: int, settings: dict[str, Any], arguments: dict[str, Any] | None = None) -> dict[str, Any]:
         """Open a context; tells what the engine made of the settings and what memory each device gave.
 
-        Starts a new count of peaks, of device memory and of resident memory.
+        With `arguments` it is opened by `Llama(path, **arguments)`, which must come out at the same settings. Starts a
+        new count of peaks, of device memory and of resident memory.
         """
         holder = self._loaded(loaded)
         osdoor.reset_peak_rss()
         self._min_free = {}
         self._log.forget()
-        handle = low.llama_init_from_model(holder.handle, native.context_params(settings))
+        llama = None if arguments is None else _llama(holder, settings, arguments)
+        handle = llama.ctx if llama else low.llama_init_from_model(holder.handle, native.context_params(settings))
         if not handle:
             raise RefusedError("open", "the engine could not open a context with these settings")
         flash_attn = _resolved_flash_attn(settings["flash_attn_type"], self._log.lines)
         context = OpenContext(
             handle=handle,
             loaded=holder,
+            llama=llama,
             sampler=_greedy_sampler(),
             state_key=(settings["type_k"], settings["type_v"], flash_attn, settings["swa_full"]),
             n_ctx=low.llama_n_ctx(handle) // settings["n_seq_max"]
@@ -154,12 +164,21 @@ class Session:
         self._note_free()
         return value
 
+    def refusal(self, context: int, n_prompt: int) -> dict[str, Any]:
+        """What the front end says to a prompt that is too long for its context; None when it takes it."""
+        holder = self._context(context)
+        tokens = self._tokens(holder.loaded, n_prompt)[:n_prompt]
+        return {"refusal": llama_class.refusal_of(holder.llama, tokens)}
+
     def close(self, handle: int) -> dict[str, Any]:
         """Free a context, or a placement and whatever is still open on it."""
         holder = self._handles.pop(handle)
         if isinstance(holder, OpenContext):
             low.llama_sampler_free(holder.sampler)
-            low.llama_free(holder.handle)
+            if holder.llama:
+                llama_class.close_llama(holder.llama)
+            else:
+                low.llama_free(holder.handle)
             return {}
         for other, context in list(self._handles.items()):
             if isinstance(context, OpenContext) and context.loaded is holder:
@@ -177,25 +196,26 @@ class Session:
         n_prompt = n_prefix + n_new
         self._tokens(context.loaded, n_prompt + n_steps + 1)
         text = context.loaded.text[: context.loaded.token_ends[n_prompt - 1]]
+        tokenize, read, sample = self._turn(context, n_prefix)
         self._reach(context, n_prefix)
         low.llama_synchronize(context.handle)
 
         start_ns = time.perf_counter_ns()
-        _tokenize(context.loaded.handle, text)
+        tokenize(text)
         tokenized_ns = time.perf_counter_ns()
-        self._prefill(context, n_prefix, n_prompt)
+        read(n_prefix, n_prompt)
         prefilled_ns = time.perf_counter_ns()
-        low.llama_sampler_sample(context.sampler, context.handle, -1)
+        sample()
         sampled_ns = time.perf_counter_ns()
-        self._decode(context, n_prompt, 1)
+        read(n_prompt, n_prompt + 1)
         decoded_ns = time.perf_counter_ns()
         first_decode_ns = decoded_ns - sampled_ns
 
         step_ns, sample_ns = [], []
         for i in range(n_prompt + 1, n_prompt + 1 + n_steps):
-            low.llama_sampler_sample(context.sampler, context.handle, -1)
+            sample()
             before_ns = time.perf_counter_ns()
-            self._decode(context, i, 1)
+            read(i, i + 1)
             after_ns = time.perf_counter_ns()
             step_ns.append(after_ns - before_ns)
             sample_ns.append(before_ns - decoded_ns)
@@ -210,6 +230,23 @@ class Session:
             "step_ns": step_ns,
             "sample_ns": sample_ns,
         }
+
+    def _turn(self, context: OpenContext, n_prefix: int) -> tuple[Callable[..., Any], ...]:
+        """How this context tokenises a text, reads tokens [begin, end) and waits for the device, and samples."""
+        if context.llama is None:
+            return (
+                lambda text: _tokenize(context.loaded.handle, text),
+                lambda begin, end: self._prefill(context, begin, end),
+                lambda: low.llama_sampler_sample(context.sampler, context.handle, -1),
+            )
+        llama, tokens = context.llama, context.loaded.tokens[:]
+        llama_class.begin_turn(llama, n_prefix)
+
+        def read(begin: int, end: int) -> None:
+            llama.eval(tokens[begin:end])
+            low.llama_synchronize(context.handle)
+
+        return llama.tokenize, read, lambda: llama.sample(temp=0.0)
 
     def _prefill(self, context: OpenContext, begin: int, end: int) -> None:
         for i in range(begin, end, context.n_batch):
@@ -294,6 +331,13 @@ class Session:
 
 
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
+
+
+def _llama(loaded: LoadedFile, settings: dict[str, Any], arguments: dict[str, Any]) -> Any:
+    try:
+        return llama_class.make_llama(loaded.handle, loaded.path, settings, arguments)
+    except llama_class.LlamaRefusedError as error:
+        raise RefusedError("open", str(error)) from None
 
 
 def _greedy_sampler() -> Any:
