@@ -41,6 +41,7 @@ _PHASES = {
     "visit": "while measuring",
     "tiny": "in the self-test",
     "decode": "while reading a prompt",
+    "front_end": "by llama-cpp-python's own Llama",
 }
 
 

@@ -117,9 +117,7 @@ class WorkerProcess:
             elif reply.get("id") == self._n_requests:
                 break
         if "refused" in reply:
-            raise WorkerRefusedError(
-                reply["reason"], Evidence(phase=reply["refused"], last_lines=tuple(self._lines.copy()))
-            )
+            raise self._refused(reply["refused"], reply["reason"])
         value: dict[str, Any] = reply["value"]
         return value
 
@@ -157,6 +155,11 @@ class WorkerProcess:
             return self.ask("hello", timeout_s=_HELLO_REMOTE_S if endpoints else _HELLO_S)
         except WorkerDiedError as error:
             raise _cannot_start(error, endpoints) from None
+
+    def _refused(self, phase: str, reason: str) -> WorkerRefusedError:
+        """The log says more than the worker about the engine's refusals, but nothing about those of `Llama`."""
+        words = reason if phase == "front_end" else None
+        return WorkerRefusedError(reason, Evidence(phase=phase, abort_text=words, last_lines=tuple(self._lines.copy())))
 
     def _died(self, phase: str, *, timed_out: bool) -> WorkerDiedError:
         self._reap()

@@ -7,6 +7,7 @@ come out as the settings say, or something else would be measured.
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,16 +40,25 @@ class LlamaRefusedError(Exception):
 
 
 def make_llama(loaded: Any, path: str, settings: dict[str, Any], arguments: dict[str, Any]) -> Any:
-    """`Llama(path, **arguments)` on the weights behind the handle `loaded`. Raises LlamaRefusedError."""
+    """`Llama(path, **arguments)` on the weights behind the handle `loaded`; None where the engine opens no context.
+
+    What it prints is dropped: metadata and templates hold any words, and the log is read for words of trouble.
+
+    Raises LlamaRefusedError.
+    """
     try:
-        with _loads(loaded):
+        with _loads(loaded), contextlib.redirect_stderr(io.StringIO()):
             llama = Llama(model_path=path, **arguments)
+    except ValueError as error:
+        if "Failed to create llama_context" in str(error):
+            return None
+        raise LlamaRefusedError(str(error)) from None
     except Exception as error:  # noqa: BLE001 - whatever it is, its users would have got it too
-        raise LlamaRefusedError(f"Llama of llama-cpp-python does not open this file: {error}") from None
+        raise LlamaRefusedError(f"{type(error).__name__}: {error}") from None
     differing = [*_differing(llama, settings)]
     if differing:
         close_llama(llama)
-        raise LlamaRefusedError(f"this llama-cpp-python has other defaults than expected: {', '.join(differing)}")
+        raise LlamaRefusedError(f"it has other defaults than expected: {', '.join(differing)}")
     return llama
 
 

@@ -98,6 +98,7 @@ class Log:
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=2000)
+        self._stream = sys.stderr
         self._callback = low.llama_log_callback(self._keep)  # referenced here: it is called from C
         low.llama_log_set(self._callback, c_void_p(0))
 
@@ -107,7 +108,7 @@ class Log:
         line = text.decode("utf-8", "replace").rstrip("\n")
         if line.strip(". "):  # loading prints dots
             self._lines.append(line)
-            sys.stderr.write(line + "\n")
+            self._stream.write(line + "\n")
 
     def forget(self) -> None:
         self._lines.clear()

@@ -109,8 +109,11 @@ class Session:
         osdoor.reset_peak_rss()
         self._min_free = {}
         self._log.forget()
-        llama = None if arguments is None else _llama(holder, settings, arguments)
-        handle = llama.ctx if llama else low.llama_init_from_model(holder.handle, native.context_params(settings))
+        if arguments is None:
+            llama, handle = None, low.llama_init_from_model(holder.handle, native.context_params(settings))
+        else:
+            llama = _llama(holder, settings, arguments)
+            handle = llama and llama.ctx
         if not handle:
             raise RefusedError("open", "the engine could not open a context with these settings")
         flash_attn = _resolved_flash_attn(settings["flash_attn_type"], self._log.lines)
@@ -337,7 +340,7 @@ def _llama(loaded: LoadedFile, settings: dict[str, Any], arguments: dict[str, An
     try:
         return llama_class.make_llama(loaded.handle, loaded.path, settings, arguments)
     except llama_class.LlamaRefusedError as error:
-        raise RefusedError("open", str(error)) from None
+        raise RefusedError("front_end", str(error)) from None
 
 
 def _greedy_sampler() -> Any:
