@@ -36,11 +36,12 @@ test: $(DEV) engine ## install what is needed, lint, check types, run all tests
 	$(BIN)/mypy
 	$(BIN)/pytest
 
-bars: $(DEV) engine ## run the slow benchmarks
+bars: $(DEV) engine ## run the slow benchmarks and the slow tests
 	@$(BIN)/python -m offloadtune.install.samples
 	@set -e; for bar in benchmarks/*.py; do \
 	  if [ -e "$$bar" ]; then echo "$(BIN)/python $$bar"; $(BIN)/python "$$bar"; fi; \
 	done
+	$(BIN)/pytest -m slow
 
 clean: ## remove .venv and the tools' caches; models, profiles and the engine's build stay
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,6 +15,8 @@ from offloadtune.units import format_count
 
 _LASTING = {Outcome.OK, Outcome.UNSUPPORTED}
 """What will not end otherwise another time; the rest may have had a passing cause and is tried again."""
+_OF_THE_MOMENT = {Outcome.OUT_OF_MEMORY_HOST, Outcome.TIMED_OUT, Outcome.CANCELLED}
+"""What ended a later visit but does not speak against settings that ran before: the rounds to come tell."""
 _SAME_FREE_BYTES = 64 << 20
 
 
@@ -54,12 +56,17 @@ def _lasting(content: store.JournalContent, now: store.SweepHeader) -> tuple[Tri
     """The last word on each settings, without what another time may end otherwise.
 
     A device out of memory stays so unless more of it is free now; what took more than is free now is asked again.
+    What ran to its end is not measured again because somebody killed the worker in a round.
     """
     free_then, free_now = _free_bytes(content.header), _free_bytes(now)
     lasting = set(_LASTING)
     if free_now <= free_then + _SAME_FREE_BYTES:
         lasting.add(Outcome.OUT_OF_MEMORY_DEVICE)
-    last = {result.trial.settings: result for result in content.results}
+    last: dict[Settings, TrialResult] = {}
+    for result in content.results:
+        before = last.get(result.trial.settings)
+        if before is None or before.outcome is not Outcome.OK or result.outcome not in _OF_THE_MOMENT:
+            last[result.trial.settings] = result
     return tuple(
         result
         for result in last.values()
