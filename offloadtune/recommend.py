@@ -308,6 +308,9 @@ def _ended_words(case: _Case, result: TrialResult, n_layers: int) -> str:
 def _no_offload_reason(case: _Case, chosen: TrialResult) -> str:
     space, ours = case.space, chosen.trial.settings
     rivals = [r for s, r in case.feasible.items() if s.offloads and s.n_ctx >= ours.n_ctx]
+    one_layer = ours.replace(devices=None, n_gpu_layers=1)
+    if not rivals and not can_fit(space, one_layer):
+        return f"Nothing is offloaded: {_no_room_words(space, one_layer)}."
     if not rivals:
         return f"Nothing is offloaded: no placement on the device {_no_rival_words(case, ours)}."
     in_rounds = [result for result in rivals if case.rounds and case.is_in_rounds(result.trial.settings)]
@@ -323,6 +326,16 @@ def _no_offload_reason(case: _Case, chosen: TrialResult) -> str:
     layers = f"with {rival.trial.settings.n_gpu_layers} of {space.everything} layers on the device it"
     once = ", by one visit" if case.rounds and not in_rounds else ""
     return f"{opening}: {how} {_speed_words(case.figures(chosen))}; {layers} {_speed_words(case.figures(rival))}{once}."
+
+
+def _no_room_words(space: Space, one_layer: Settings) -> str:
+    """Why not even one layer was tried on the device."""
+    is_limit = space.device_bytes == space.limit_bytes
+    if space.device_bytes == 0:
+        return "you allow no device memory" if is_limit else "no device memory is free, another program may hold it"
+    needed, given = estimate_footprint(space.facts, one_layer).least_bytes, format_bytes(space.device_bytes)
+    whose = f"you allow {given}" if is_limit else f"the device has {given} free"
+    return f"even one layer needs at least {format_bytes(needed)}, and {whose}"
 
 
 def _no_rival_words(case: _Case, ours: Settings) -> str:

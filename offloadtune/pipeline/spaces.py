@@ -27,6 +27,7 @@ def space_of(facts: GgufFacts, header: store.SweepHeader) -> search.Space:
         n_os_cpus=os.cpu_count() or 1,
         fixed=header.fixed,
         n_fit_layers=header.n_fit_layers,
+        lists_devices=bool(machine.offload_devices),
         kept={**(memory.get(offloads=False) or {}), **(memory.get(offloads=True) or {})},
     )
 

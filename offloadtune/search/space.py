@@ -20,6 +20,7 @@ N_CTX_SHIPPED = 512
 class Space:
     """What may be tried. `device_bytes` is what the offload devices together have to give, 0 without any.
 
+    `lists_devices` where the engine lists some, even if they have nothing to give now.
     `fixed` are settings the user named, `kept` those the self-test needs to stay alive; both hold everywhere, in
     the baselines too, but for n_gpu_layers of the CPU alone. `limit_bytes` is the user's own limit on device memory.
     `n_fit_layers` is what llama.cpp's own --fit rule answered, None where it could not be asked and is estimated here.
@@ -39,6 +40,7 @@ class Space:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     kept: Mapping[str, Any] = field(default_factory=dict)
     n_fit_layers: int | None = None
+    lists_devices: bool = False
 
     @property
     def everything(self) -> int:
@@ -47,7 +49,7 @@ class Space:
 
     @property
     def has_devices(self) -> bool:
-        return self.device_bytes > 0
+        return self.lists_devices or self.device_bytes > 0
 
     @property
     def fit_basis(self) -> str:
