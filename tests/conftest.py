@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import InProcess
 
 ROOT = Path(__file__).parent.parent
 MIB = 1 << 20
@@ -121,6 +122,14 @@ def make_card() -> Iterator[CardMaker]:
     yield make
     for card in cards:
         card.close()
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[InProcess]:
+    """The command line in this process, for what cannot be made to happen in another."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield InProcess(monkeypatch, capsys)
+    signal.signal(signal.SIGTERM, before)
 
 
 def _sample(name: str) -> Path:

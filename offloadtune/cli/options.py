@@ -50,7 +50,9 @@ def workload(text: str) -> Workload:
         return Workload(name=text, **dict(zip(names, numbers, strict=True)))
     except (ValueError, TypeError, OverflowError, OSError) as error:
         detail = f" ({error})" if "workload needs" in str(error) or is_file else ""
-        raise UsageError(f"--workload {text!r} is not a workload{detail}.", hint=f"use {_WORKLOAD_FORMS}") from None
+        near = difflib.get_close_matches(text, WORKLOADS, n=1, cutoff=0.6)
+        forms = f"{near[0]} (or one of {_WORKLOAD_FORMS})" if near else _WORKLOAD_FORMS
+        raise UsageError(f"--workload {text!r} is not a workload{detail}.", hint=f"use {forms}") from None
 
 
 def fixed_settings(texts: Sequence[str]) -> dict[str, Any]:

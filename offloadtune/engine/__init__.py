@@ -5,7 +5,7 @@
 a process for the whole sweep (the first crash ends it), threads (an abort takes us down).
 """
 
-from offloadtune.engine.classify import classify, is_gone
+from offloadtune.engine.classify import classify, is_gone, refused_file
 from offloadtune.engine.process import WORKER_COMMAND, WorkerDiedError, WorkerProcess, WorkerRefusedError
 from offloadtune.engine.runner import Runner, VisitPlan
 from offloadtune.engine.selftest import SelfTest, self_test
@@ -20,5 +20,6 @@ __all__ = [
     "WorkerRefusedError",
     "classify",
     "is_gone",
+    "refused_file",
     "self_test",
 ]

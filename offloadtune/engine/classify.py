@@ -29,6 +29,11 @@ _UNSUPPORTED = re.compile(
     r"quantized V cache|is not supported by",
     re.IGNORECASE,
 )
+_FILE_REFUSED = re.compile(
+    r"unknown model architecture: '[^']*'|unknown pre-tokenizer type: '[^']*'|unknown tokenizer: '[^']*'|"
+    r"key not found in model: \S+|tensor '[^']*' not found|wrong number of tensors; expected \d+, got \d+|"
+    r"tensor '[^']*' has wrong shape; expected .*|cannot find tokenizer \w+ in model file",
+)
 _GONE = re.compile(r"Nothing answers at the RPC endpoint|does not start again")
 _DEVICE_LOST = re.compile(r"Remote RPC server crashed|Failed to connect to", re.IGNORECASE)
 _SOURCE_FOLDER = re.compile(r"\S*[/\\](?=[\w.-]+\.(?:c|cc|cpp|cu|cuh|h|hpp|m):\d+)")  # of whoever built the engine
@@ -80,6 +85,13 @@ def classify(  # noqa: PLR0911 - a table of cases, first match wins
 def is_gone(evidence: Evidence | None) -> bool:
     """Whether a device or the engine itself stayed away for good: no setting is to blame, and no other will do."""
     return evidence is not None and bool(_GONE.search(evidence.abort_text or ""))
+
+
+def refused_file(evidence: Evidence | None) -> str | None:
+    """What this engine cannot read in the file, whatever the settings; None where it did not say so."""
+    line = evidence and evidence.phase == "load" and _line_with(_FILE_REFUSED, evidence)
+    found = _FILE_REFUSED.search(line) if line else None
+    return found[0] if found else None
 
 
 def is_engine_fault(evidence: Evidence) -> bool:

@@ -24,7 +24,7 @@ from offloadtune.records import Evidence
 
 WORKER_COMMAND = (sys.executable, "-m", "offloadtune.engine.worker")
 _N_LAST_LINES = 200
-_CONNECT_S = 3.0
+_CONNECT_S = 10.0  # a server busy with its last client lets others wait; the system knocks after 1, 3 and 7 s again
 _HELLO_S = 60.0
 _HELLO_REMOTE_S = 15.0  # an endpoint in use by another client never answers
 _LEAVE_S = 5.0
@@ -202,7 +202,9 @@ def check_endpoint(endpoint: str) -> None:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
     except (OSError, UnicodeError) as error:  # a name that no host can have is a UnicodeError
         reason = (
-            "no answer within 3 s" if isinstance(error, TimeoutError) else (getattr(error, "strerror", None) or error)
+            f"no answer within {_CONNECT_S:.0f} s"
+            if isinstance(error, TimeoutError)
+            else (getattr(error, "strerror", None) or error)
         )
         raise EngineError(f"Nothing answers at the RPC endpoint {endpoint}: {reason}.", hint=hint) from None
 

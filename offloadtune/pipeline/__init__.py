@@ -3,6 +3,7 @@
 measuring   one sweep under way: self-test, trials, rounds side by side
 resuming    what the same sweep measured before
 spaces      what it may try
+guarding    when the file itself is not, or no longer, what can be measured
 answering   its report and profile, or why there is none
 interrupts  when Ctrl-C must wait
 """
@@ -23,13 +24,25 @@ from offloadtune.footprint import pad_256
 from offloadtune.gguf import read_gguf
 from offloadtune.install import engine_line, plan_build, read_toolchain
 from offloadtune.pipeline.answering import answer_sweep, sha256
+from offloadtune.pipeline.guarding import GuardedRunner
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.measuring import Measuring
 from offloadtune.probe import probe_host
 from offloadtune.records import EngineBuild, GgufFacts, Machine, Note, Settings, Target, Trial
 from offloadtune.sweeps import Event, Listener, SweepReport, SweepRequest
 
-_ENCODERS = {"bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "modern-bert", "neo-bert", "t5", "t5encoder"}
+_ENCODERS = {
+    "bert",
+    "eurobert",
+    "gemma-embedding",
+    "jina-bert-v2",
+    "jina-bert-v3",
+    "modern-bert",
+    "neo-bert",
+    "nomic-bert",
+    "nomic-bert-moe",
+    "t5encoder",
+}
 
 
 def probe(endpoints: Sequence[str] = (), *, measure: bool = True) -> tuple[Machine, EngineBuild | None]:
@@ -85,7 +98,7 @@ def _unbreakable(listen: Listener) -> Listener:
 def _measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listener) -> SweepReport:
     sha256_before = sha256(facts, listen, force=True) if request.prove else None
     command = request.worker_command or WORKER_COMMAND
-    with Runner(facts.path, request.endpoints, command, _llama_arguments) as runner:
+    with GuardedRunner(facts, _engine_hint, request.endpoints, command, _llama_arguments) as runner:
         try:
             measuring = Measuring(request, facts, runner, listen)
         except EngineMissingError as error:
@@ -106,10 +119,7 @@ def _llama_arguments(trial: Trial) -> dict[str, Any] | None:
 
 def _check(request: SweepRequest, facts: GgufFacts) -> None:
     """Refuse what cannot be measured or written down, before anything is."""
-    key_values = dict(facts.key_values)
-    if facts.arch in _ENCODERS or key_values.get(f"{facts.arch}.attention.causal") is False:
-        message = f"{facts.path.name} is an encoder ({facts.arch}): it makes embeddings and does not generate text."
-        raise GgufError(message, hint="name a file of a text-generating model")
+    _check_generates(facts)
     if request.workload.n_parallel != 1:
         message = f"Workload {request.workload.name} asks for {request.workload.n_parallel} sequences at once."
         raise UsageError(message, hint="measure one sequence: this version does not measure several")
@@ -123,6 +133,18 @@ def _check(request: SweepRequest, facts: GgufFacts) -> None:
         raise UsageError(message, hint=f"stay within it: a smaller --workload or --n-ctx {facts.n_ctx_train}")
     if request.target is Target.LLAMA_CPP_PYTHON:
         export.render_snippet(Settings(**request.fixed), facts.path)
+
+
+def _check_generates(facts: GgufFacts) -> None:
+    """Refuse what llama.cpp loads but what does not write one token after another."""
+    key_values, name = dict(facts.key_values), facts.path.name
+    hint = "name a file of a text-generating model"
+    if facts.arch in _ENCODERS or key_values.get(f"{facts.arch}.pooling_type"):
+        message = f"{name} is an embedding model ({facts.arch}): it makes vectors of text and does not generate any."
+        raise GgufError(message, hint=hint)
+    if facts.arch == "t5" or key_values.get(f"{facts.arch}.attention.causal") is False:
+        message = f"{name} does not write one token after another ({facts.arch}): this version cannot measure that."
+        raise GgufError(message, hint=hint)
 
 
 def _engine_hint() -> str:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import gguf
 import pytest
-from conftest import MIB
+from command_line import SHORT, Ended, InProcess, check_refused, offloadtune
 
-from offloadtune import cli, pipeline
-from offloadtune.errors import EXIT_CODES
+from offloadtune import pipeline
 
-LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 98765432\n"
-SHORT = ("--workload", "0/16/4/1", "--n-ctx", "512")
 NO_ENGINE = """\
 import sys
 
@@ -32,160 +26,6 @@ class Missing:
 
 sys.meta_path.insert(0, Missing())
 """
-
-
-class Ended:
-    """How a command ended."""
-
-    def __init__(self, code: int, out: str, err: str, wall_s: float = 0.0) -> None:
-        self.code, self.out, self.err, self.wall_s = code, out, err, wall_s
-
-
-def offloadtune(*arguments: str | Path, **environment: str) -> Ended:
-    start_s = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "offloadtune", *map(str, arguments)],
-        capture_output=True,
-        encoding="utf-8",
-        errors="surrogateescape",
-        check=False,
-        timeout=120,
-        env={**os.environ, **environment},
-    )
-    return Ended(done.returncode, done.stdout, done.stderr, time.monotonic() - start_s)
-
-
-def check_refused(ended: Ended, code: int, *words: str) -> None:
-    """One sentence with `words` and one next step on stderr, nothing on stdout, and `code`."""
-    assert ended.code == code, ended.err
-    assert code in EXIT_CODES
-    assert ended.out == ""
-    assert "Traceback" not in ended.err
-    lines = ended.err.splitlines()
-    sentences = [i for i, line in enumerate(lines) if line.startswith("offloadtune: ")]
-    assert len(sentences) == 1, ended.err
-    sentence, *rest = lines[sentences[0] :]
-    for word in words:
-        assert word in sentence
-    assert re.fullmatch(r"offloadtune: .{10,}\.", sentence), sentence
-    assert len(rest) == 1, ended.err
-    assert re.fullmatch(r"  next: \S.{5,}", rest[0]), rest
-
-
-# --- files ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def bad_files(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> dict[str, Path]:
-    """Files that are no model, by what they are."""
-    folder = tmp_path_factory.mktemp("bad files")
-    files = {
-        "missing": folder / "missing.gguf",
-        "folder": folder,
-        "empty": folder / "empty.gguf",
-        "page": folder / "page.gguf",
-        "pointer": folder / "pointer.gguf",
-        "cut": folder / "cut.gguf",
-        "cut_header": folder / "cut header.gguf",
-        "projector": folder / "mmproj.gguf",
-        "noise": folder / "noise.gguf",
-        "socket": folder / "socket.gguf",
-        "not_text": Path(f"{folder}/\udcff.gguf"),
-        "too_long": folder / ("x" * 5000),
-    }
-    files["empty"].write_bytes(b"")
-    files["page"].write_text("<!DOCTYPE html>\n<html><title>404</title></html>", encoding="utf-8")
-    files["pointer"].write_text(LFS_POINTER, encoding="utf-8")
-    with smollm2_path.open("rb") as whole:
-        start = whole.read(4 * MIB)
-    files["cut"].write_bytes(start)
-    files["cut_header"].write_bytes(start[:5000])
-    files["noise"].write_bytes(bytes(range(256)) * 8)
-    writer = gguf.GGUFWriter(files["projector"], "clip")
-    writer.add_bool("clip.has_vision_encoder", True)  # noqa: FBT003 - its signature
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(files["socket"]))
-    return files
-
-
-@pytest.mark.parametrize("command", ["inspect", "sweep"])
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("missing", "does not exist"),
-        ("folder", "is a folder, not a file"),
-        ("empty", "is empty"),
-        ("page", "is a web page"),
-        ("pointer", "is a Git LFS pointer"),
-        ("cut", f"is cut at {4 * MIB} of 98"),
-        ("cut_header", "ends inside its header"),
-        ("projector", "is the projector, not the model"),
-        ("noise", "is not a GGUF file"),
-        ("socket", "is a device or a pipe"),
-        ("not_text", "does not exist"),
-        ("too_long", "cannot be read: File name too long"),
-    ],
-)
-def test_a_file_that_is_no_model(command: str, kind: str, words: str, bad_files: dict[str, Path]) -> None:
-    check_refused(offloadtune(command, bad_files[kind]), 11, words)
-
-
-def test_a_cut_file_is_told_with_both_sizes(bad_files: dict[str, Path], smollm2_path: Path) -> None:
-    ended = offloadtune("inspect", bad_files["cut"])
-    check_refused(ended, 11, f"is cut at {4 * MIB} of {smollm2_path.stat().st_size} bytes.")
-
-
-def test_a_name_that_is_no_text_is_read_and_shown(tmp_path: Path, smollm2_path: Path) -> None:
-    path = tmp_path / "\udcff.gguf"
-    path.symlink_to(smollm2_path)
-    for options in ([], ["--json"]):
-        ended = offloadtune("inspect", path, *options, PYTHONIOENCODING="utf-8:strict")
-        assert (ended.code, ended.err) == (0, "")
-        assert "\\udcff.gguf" in ended.out
-
-
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[InProcess]:
-    """The command line in this process, for what cannot be made to happen in another."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield InProcess(monkeypatch, capsys)
-    signal.signal(signal.SIGTERM, before)
-
-
-class InProcess:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: str | Path) -> Ended:
-        self._monkeypatch.setattr(sys, "argv", ["offloadtune", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        captured = self._capsys.readouterr()
-        code = caught.value.code
-        return Ended(code if isinstance(code, int) else -1, captured.out, captured.err)
-
-
-@pytest.mark.parametrize("command", ["inspect", "sweep"])
-def test_a_file_without_permission(
-    command: str, smollm2_path: Path, in_process: InProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # tests may run as root, who may read everything
-    def refuse(path: Path, *_args: object) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "open", refuse)
-    check_refused(in_process(command, smollm2_path), 11, f"{smollm2_path} may not be read by this user")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission_for_real(tmp_path: Path) -> None:
-    path = tmp_path / "locked.gguf"
-    path.write_bytes(b"GGUF")
-    path.chmod(0)
-    check_refused(offloadtune("inspect", path), 11, "may not be read by this user")
 
 
 # --- options -------------------------------------------------------------------------------------------------------
@@ -217,11 +57,26 @@ def test_an_option_that_cannot_be_meant(options: list[str], words: list[str], sm
     check_refused(offloadtune("sweep", smollm2_path, *options), 2, *words)
 
 
-@pytest.mark.parametrize(("goal", "nearest"), [("trun", "turn"), ("decoding", "decode"), ("through-put", "throughput")])
-def test_the_nearest_goal_is_named(goal: str, nearest: str, smollm2_path: Path) -> None:
-    ended = offloadtune("sweep", smollm2_path, "--goal", goal)
-    check_refused(ended, 2, f"--goal '{goal}' is not known")
-    assert f"next: use {nearest} (or one of turn, " in ended.err
+@pytest.mark.parametrize(
+    ("option", "value", "nearest"),
+    [
+        ("--goal", "trun", "turn (or one of turn, "),
+        ("--goal", "decoding", "decode (or one of turn, "),
+        ("--goal", "through-put", "throughput (or one of turn, "),
+        ("--target", "llama-server", "llama_server (or one of "),
+        ("--target", "llama.cpp-python", "llama_cpp_python (or one of "),
+        ("--workload", "chatt", "chat (or one of chat, rag, "),
+        ("--set", "n_thread=4", "n_threads (or one of "),
+        ("--set", "flash_attn=enabled", "flash_attn_type (or one of "),
+        ("--set", "flash_attn_type=enable", "enabled (or one of auto, disabled, enabled)"),
+        ("--set", "load_mode=nmap", "mmap (or one of "),
+        ("--set", "use_extra_bufts=flase", "false (or one of true, false)"),
+    ],
+)
+def test_the_nearest_known_value_is_named(option: str, value: str, nearest: str, smollm2_path: Path) -> None:
+    ended = offloadtune("sweep", smollm2_path, option, value)
+    check_refused(ended, 2, option)
+    assert f"  next: use {nearest}" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -368,28 +223,6 @@ def test_a_budget_too_small_for_one_trial(budget: str, smollm2_path: Path) -> No
     ended = offloadtune("sweep", smollm2_path, "--budget", budget)
     check_refused(ended, 12, "The budget of", "ended before the first trial had finished")
     assert "--budget 60s" in ended.err
-
-
-@pytest.mark.engine
-def test_a_home_that_cannot_be_written(tmp_path: Path, smollm2_path: Path) -> None:
-    blocker = tmp_path / "file"
-    blocker.write_bytes(b"")
-    ended = offloadtune("sweep", smollm2_path, *SHORT, OFFLOADTUNE_HOME=str(blocker))
-    check_refused(ended, 14, "The folder of journals", "cannot be written")
-    assert "OFFLOADTUNE_HOME" in ended.err
-
-
-@pytest.mark.engine
-def test_a_profile_that_cannot_be_written(home: Path, smollm2_path: Path) -> None:
-    (home / "profiles").write_bytes(b"")  # a file where the folder must be
-    fixed = [f"--set={one}" for one in ("flash_attn_type=enabled", "n_ubatch=64", "n_threads=1", "n_threads_batch=1")]
-    ended = offloadtune("sweep", smollm2_path, *SHORT, "--budget", "60s", *fixed)
-    assert ended.code == 16, ended.err
-    tail = ended.err.splitlines()[-2:]
-    check_refused(Ended(ended.code, ended.out, "\n".join(tail)), 16, f"{home}/profiles/", "cannot be written")
-    journals = list(home.glob("sweeps/*/*.jsonl"))
-    assert len(journals) == 1
-    assert str(journals[0]) in tail[1]  # nothing that was measured is lost
 
 
 @pytest.fixture

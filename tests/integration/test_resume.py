@@ -124,10 +124,10 @@ def test_a_sweep_killed_again_and_again_loses_and_repeats_nothing(
     """Killed at random moments in every way, a sweep ends where an undisturbed one does.
 
     Equal must be: every trial and round told as finished stands in the journal, no trial ran to its end twice, and
-    the placement, the context and the baselines of the answer. The host has one slow thread against two of the card,
-    so the placement has no rival; batch, flash attention and figures may differ, within noise each may win.
+    the layers offloaded, the context and the baselines of the answer. The card works half of the time, so the host is
+    surely faster whatever else runs here; what else is chosen for it and the figures may differ within the noise.
     """
-    card = make_card(2, 600 * MIB)
+    card = make_card(1, 600 * MIB, duty_frac=0.5)
     rng = random.Random(n_kills)  # noqa: S311 - moments, not secrets
     question, i_kill, seen = Question(smollm2_path, card.endpoint, tmp_path / "home", 128), 0, Seen()
     while i_kill < n_kills:
@@ -148,9 +148,8 @@ def test_a_sweep_killed_again_and_again_loses_and_repeats_nothing(
     assert answer["trials"]["resumed"] >= len(seen.finished)
     seen.after(question.home, "")
     undisturbed = finish(dataclasses.replace(question, home=tmp_path / "undisturbed").ask())
-    for name in ("devices", "n_gpu_layers", "load_mode", "use_extra_bufts", "n_ctx"):
-        assert answer["recommended"]["settings"][name] == undisturbed["recommended"]["settings"][name]
-    assert answer["recommended"]["settings"]["n_gpu_layers"] == 31
+    for name, value in {"n_gpu_layers": 0, "use_extra_bufts": True, "n_ctx": 256}.items():
+        assert answer["recommended"]["settings"][name] == undisturbed["recommended"]["settings"][name] == value
     assert answer["baselines"].keys() == undisturbed["baselines"].keys()
 
 
@@ -191,7 +190,7 @@ def kill_worker() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A sweep on the card and a slowed host, asked at the command line; each keeps its measurements in a home."""
+    """A sweep on the card and one thread of the host, asked at the command line; each keeps its measurements in a home."""
 
     path: Path
     endpoint: str
@@ -201,9 +200,17 @@ class Question:
     def ask(self) -> subprocess.Popen[str]:
         workload = f"0/{self.n_prompt_new}/8/1"
         options = ("--budget", "60s", "--workload", workload, "--goal", "ttft", "--rpc", self.endpoint, "--json")
-        slow = [f"--set={one}" for one in ("n_threads=1", "n_threads_batch=1", "use_extra_bufts=false")]
         return subprocess.Popen(
-            [sys.executable, "-m", "offloadtune", "sweep", str(self.path), *options, *slow],
+            [
+                sys.executable,
+                "-m",
+                "offloadtune",
+                "sweep",
+                str(self.path),
+                *options,
+                "--set=n_threads=1",
+                "--set=n_threads_batch=1",
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -216,7 +223,7 @@ class Question:
 
 def kill(process: subprocess.Popen[str], way: str, rng: random.Random) -> tuple[list[psutil.Process], bool]:
     """Kill the parent by the signal `way` names, or its worker first; its workers, and whether it lived till then."""
-    time.sleep(rng.uniform(0.5, 6.0))
+    time.sleep(rng.uniform(0.5, 9.0))
     was_alive = process.poll() is None
     workers = psutil.Process(process.pid).children(recursive=True) if was_alive else []
     name = way
