@@ -190,7 +190,7 @@ def kill_worker() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A sweep on the card and one thread of the host, asked at the command line; each keeps its measurements in a home."""
+    """A sweep on the card and one thread of the host, asked at the command line; `home` keeps what it measured."""
 
     path: Path
     endpoint: str
