@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.status import Status
 
-from offloadtune.records import Goal, Outcome, Recommendation
+from offloadtune.records import Outcome, Recommendation
+from offloadtune.report import headline
 from offloadtune.sweeps import Event, Listener, RoundFinished, Said, TrialFinished, TrialStarted
 from offloadtune.units import format_seconds, format_tok_per_s
 
@@ -72,12 +73,4 @@ def _result_words(event: TrialFinished) -> str:
 
 
 def _best_words(best: Recommendation | None) -> str:
-    if best is None:
-        return ""
-    if best.goal is Goal.TTFT:
-        figure = f"{format_seconds(best.figures.ttft_s.p50)} to the first token"
-    elif best.goal is Goal.DECODE:
-        figure = format_tok_per_s(best.figures.decode_tok_per_s.p50)
-    else:
-        figure = f"{format_seconds(best.figures.turn_s.p50)} a turn"
-    return f"  (best so far: {figure}, n_gpu_layers {best.trial.settings.n_gpu_layers})"
+    return f"  (best so far: {headline(best)})" if best else ""

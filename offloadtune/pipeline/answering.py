@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import offloadtune
@@ -21,8 +20,8 @@ from offloadtune.errors import (
 from offloadtune.gguf import identify, sha256_of
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.measuring import Measuring
-from offloadtune.recommend import counted_visits, figures
-from offloadtune.records import Figures, GgufFacts, Outcome, Target, Trial
+from offloadtune.pipeline.rendering import apply_text, baseline_figures
+from offloadtune.records import GgufFacts, Outcome, Target
 from offloadtune.sweeps import Listener, Said, SweepReport
 from offloadtune.units import format_bytes, format_count, format_seconds
 
@@ -48,7 +47,7 @@ def answer_sweep(measuring: Measuring, sha256_before: str | None) -> SweepReport
             facts=measuring.facts,
             sha256=None,
             recommendation=answer,
-            apply_text=_apply_text(answer.trial, measuring.facts.path, measuring.request.endpoints),
+            apply_text=apply_text(answer.trial, measuring.facts.path, measuring.request.endpoints),
             journal_path=measuring.journal.path,
             measured_at=measuring.measured_at,
         )
@@ -66,7 +65,7 @@ def answer_sweep(measuring: Measuring, sha256_before: str | None) -> SweepReport
         n_resumed=measuring.n_resumed,
         n_model_loads=measuring.runner.n_model_loads,
         n_steps=measuring.plan.n_steps,
-        baselines=_baselines(measuring),
+        baselines=baseline_figures(measuring.space, measuring.results, measuring.rounds),
         recommendation=answer,
         skipped=search.skipped(measuring.space),
         apply_text=profile.apply_text,
@@ -92,16 +91,6 @@ def _write(measuring: Measuring, profile: export.Profile) -> tuple[Path, Path]:
     except ExportError as error:
         raise ExportError(str(error), hint=f"{error.hint}; the measurements are in {measuring.journal.path}") from None
     return profile_path, apply_path
-
-
-def _baselines(measuring: Measuring) -> dict[str, Figures]:
-    """Figures of the baselines that ran, by name."""
-    by_settings = {r.trial.settings: r for r in measuring.results if search.is_feasible(r, None)}
-    return {
-        name: figures(counted_visits(by_settings[trial.settings], measuring.rounds), measuring.request.workload)
-        for name, trial in search.baseline_trials(measuring.space).items()
-        if trial.settings in by_settings
-    }
 
 
 def _nothing(measuring: Measuring) -> OffloadTuneError:
@@ -145,12 +134,6 @@ def _proof(measuring: Measuring, sha256_before: str | None) -> str | None:
     elif sha256_before:
         listen(Said(text="The proof that the weights are untouched was skipped with the rest."))
     return digest
-
-
-def _apply_text(trial: Trial, path: Path, endpoints: Sequence[str]) -> str:
-    if trial.target is Target.LLAMA_SERVER:
-        return export.render_command(trial.settings, path.resolve(), endpoints)
-    return export.render_snippet(trial.settings, path.resolve(), endpoints)
 
 
 def sha256(facts: GgufFacts, listen: Listener, *, force: bool) -> str:

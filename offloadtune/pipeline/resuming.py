@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from offloadtune import store
 from offloadtune.errors import StoreError
+from offloadtune.pipeline.journals import headers, last_results, rounds_among, sweeps_dir
 from offloadtune.records import Outcome, Settings, TrialResult, Visit
 from offloadtune.sweeps import Listener, Said
 from offloadtune.units import format_count
 
 _LASTING = {Outcome.OK, Outcome.UNSUPPORTED}
 """What will not end otherwise another time; the rest may have had a passing cause and is tried again."""
-_OF_THE_MOMENT = {Outcome.OUT_OF_MEMORY_HOST, Outcome.TIMED_OUT, Outcome.CANCELLED}
-"""What ended a later visit but does not speak against settings that ran before: the rounds to come tell."""
 _SAME_FREE_BYTES = 64 << 20
 
 
@@ -35,7 +33,7 @@ def open_journal(header: store.SweepHeader, *, is_fresh: bool, listen: Listener)
 
     `is_fresh` puts an earlier one aside, under the time it ended; so does a journal that died before its first line.
     """
-    path = _folder() / header.machine_id / f"{header.gguf_path.stem}-{header.sweep_key}.jsonl"
+    path = sweeps_dir() / header.machine_id / f"{header.gguf_path.stem}-{header.sweep_key}.jsonl"
     if path.exists() and (is_fresh or not store.has_lines(path)):
         _put_aside(path)
     if not path.exists():
@@ -43,7 +41,7 @@ def open_journal(header: store.SweepHeader, *, is_fresh: bool, listen: Listener)
         return Opened(journal=store.Journal(path, header), began_at=header.started_at)
     content = store.read_journal(path)
     results = _lasting(content, header)
-    rounds = tuple(_rounds(content, results))
+    rounds = rounds_among(content, results)
     if results:
         kept = f"{format_count(len(results), 'trial')} and {format_count(len(rounds), 'round')}"
         since = content.header.started_at
@@ -56,20 +54,14 @@ def _lasting(content: store.JournalContent, now: store.SweepHeader) -> tuple[Tri
     """The last word on each settings, without what another time may end otherwise.
 
     A device out of memory stays so unless more of it is free now; what took more than is free now is asked again.
-    What ran to its end is not measured again because somebody killed the worker in a round.
     """
     free_then, free_now = _free_bytes(content.header), _free_bytes(now)
     lasting = set(_LASTING)
     if free_now <= free_then + _SAME_FREE_BYTES:
         lasting.add(Outcome.OUT_OF_MEMORY_DEVICE)
-    last: dict[Settings, TrialResult] = {}
-    for result in content.results:
-        before = last.get(result.trial.settings)
-        if before is None or before.outcome is not Outcome.OK or result.outcome not in _OF_THE_MOMENT:
-            last[result.trial.settings] = result
     return tuple(
         result
-        for result in last.values()
+        for result in last_results(content)
         if result.outcome in lasting
         and sum(peak for _, peak in result.device_peak_bytes) <= free_now + _SAME_FREE_BYTES
     )
@@ -77,14 +69,6 @@ def _lasting(content: store.JournalContent, now: store.SweepHeader) -> tuple[Tri
 
 def _free_bytes(header: store.SweepHeader) -> int:
     return sum(device.free_bytes for device in header.machine.offload_devices)
-
-
-def _rounds(
-    content: store.JournalContent, results: Sequence[TrialResult]
-) -> Iterator[dict[Settings, tuple[Visit, ...]]]:
-    settings_of = {result.trial.trial_id: result.trial.settings for result in results}
-    for one in content.rounds:
-        yield {settings_of[trial_id]: visits for trial_id, visits in one.items() if trial_id in settings_of}
 
 
 def _put_aside(path: Path) -> None:
@@ -98,7 +82,7 @@ def _put_aside(path: Path) -> None:
 
 def _tell_changes(header: store.SweepHeader, listen: Listener) -> None:
     """Say what is new since the last sweep asked for in the same words, if it cannot be continued because of that."""
-    earlier = [other for other in _headers() if other.question == header.question]
+    earlier = [other for other in headers() if other.question == header.question]
     if not earlier:
         return
     last = max(earlier, key=lambda other: other.started_at)
@@ -115,15 +99,3 @@ def _tell_changes(header: store.SweepHeader, listen: Listener) -> None:
     ]
     if changes:
         listen(Said(text=f"Since the last such sweep, begun {last.started_at}, {' and '.join(changes)} changed."))
-
-
-def _headers() -> Iterator[store.SweepHeader]:
-    for path in _folder().glob("*/*.jsonl"):
-        try:
-            yield store.read_header(path)
-        except StoreError:  # not ours to judge here
-            continue
-
-
-def _folder() -> Path:
-    return store.data_dir() / "sweeps"

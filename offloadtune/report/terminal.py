@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,11 +14,14 @@ from offloadtune.records import (
     Device,
     EngineBuild,
     Estimate,
+    Figures,
     GgufFacts,
+    Goal,
     Machine,
     NvmlGpu,
     Outcome,
     Ram,
+    Recommendation,
     Settings,
     Target,
 )
@@ -80,12 +84,23 @@ def inspect_view(facts: GgufFacts) -> RenderableType:
 
 def sweep_view(report: SweepReport) -> RenderableType:
     """The answer: figures, settings, reasons, and how to use it."""
-    answer = report.recommendation
+    return Group(
+        *answer_lines(report.recommendation, report.baselines, report.n_steps, report.skipped),
+        *use_lines(report.recommendation, report.apply_text),
+        Text(_outcome_words(report), style="dim"),
+        Text(f"the same as a file: {report.apply_path}"),
+        Text(f"profile: {report.profile_path}"),
+    )
+
+
+def answer_lines(
+    answer: Recommendation, baselines: Mapping[str, Figures], n_steps: int, skipped: Sequence[str]
+) -> Iterator[RenderableType]:
+    """Figures of the answer beside those of the baselines, its settings, and the reasons."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("", "first token", "prompt", "writing", "turn"):
         table.add_column(title, justify="left" if not title else "right")
-    rows = {"recommended": answer.figures, **report.baselines}
-    for name, figures in rows.items():
+    for name, figures in {"recommended": answer.figures, **baselines}.items():
         table.add_row(
             name.replace("_", " "),
             format_seconds(figures.ttft_s.p50),
@@ -95,25 +110,31 @@ def sweep_view(report: SweepReport) -> RenderableType:
             style="bold" if name == "recommended" else None,
         )
     shown = ", ".join(f"{name}={getattr(answer.trial.settings, name)}" for name in _SHOWN_SETTINGS)
-    lines: list[RenderableType] = [
-        Text(),
-        table,
-        Text(f"first token: {_interval(answer.figures.ttft_s)}", style="dim"),
-        Text(f"turn: the first token and {_turn_words(report)}", style="dim"),
-        Text(),
-        Text(shown + _device_setting(answer.trial.settings), style="bold"),
-        *(Text(f"- {reason}") for reason in answer.reasons),
-        *(Text(f"- Not tried: {reason}.", style="dim") for reason in report.skipped),
-        Text(),
-        Text("use it:", style="bold")
-        if answer.trial.target is Target.LLAMA_SERVER
-        else Text("use it in Python:", style="bold"),
-        Text(report.apply_text),
-        Text(_outcome_words(report), style="dim"),
-        Text(f"the same as a file: {report.apply_path}"),
-        Text(f"profile: {report.profile_path}"),
-    ]
-    return Group(*lines)
+    yield from (Text(), table)
+    yield Text(f"first token: {_interval(answer.figures.ttft_s)}", style="dim")
+    yield Text(f"turn: the first token and {_turn_words(answer.workload.n_gen - 1, n_steps)}", style="dim")
+    yield Text()
+    yield Text(shown + _device_setting(answer.trial.settings), style="bold")
+    yield from (Text(f"- {reason}") for reason in answer.reasons)
+    yield from (Text(f"- Not tried: {reason}.", style="dim") for reason in skipped)
+
+
+def use_lines(answer: Recommendation, apply_text: str) -> Iterator[RenderableType]:
+    """How to use the answer."""
+    yield Text()
+    yield Text("use it:" if answer.trial.target is Target.LLAMA_SERVER else "use it in Python:", style="bold")
+    yield Text(apply_text)
+
+
+def headline(answer: Recommendation) -> str:
+    """The goal's figure and the split, in a few words."""
+    if answer.goal is Goal.TTFT:
+        figure = f"{format_seconds(answer.figures.ttft_s.p50)} to the first token"
+    elif answer.goal is Goal.DECODE:
+        figure = format_tok_per_s(answer.figures.decode_tok_per_s.p50)
+    else:
+        figure = f"{format_seconds(answer.figures.turn_s.p50)} a turn"
+    return f"{figure}, n_gpu_layers {answer.trial.settings.n_gpu_layers}"
 
 
 def _outcome_words(report: SweepReport) -> str:
@@ -125,8 +146,7 @@ def _outcome_words(report: SweepReport) -> str:
     return f"{', '.join(words)}, {stopped} {format_seconds(report.duration_s)}"
 
 
-def _turn_words(report: SweepReport) -> str:
-    n_more, n_timed = report.recommendation.workload.n_gen - 1, report.n_steps
+def _turn_words(n_more: int, n_timed: int) -> str:
     return f"{n_more} more at the rate of the {n_timed} timed" if n_more > n_timed else f"{n_more} more"
 
 

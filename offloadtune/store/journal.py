@@ -69,12 +69,16 @@ class SweepHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalContent:
-    """A journal read back. `rounds` maps trial_id to visits, one mapping a round."""
+    """A journal read back. `rounds` maps trial_id to visits, one mapping a round.
+
+    `is_ended` tells whether its last line is that of an end: a sweep that was killed has none.
+    """
 
     header: SweepHeader
     results: tuple[TrialResult, ...]
     rounds: tuple[dict[str, tuple[Visit, ...]], ...]
     recommendation: Recommendation | None
+    is_ended: bool = False
 
 
 class Journal:
@@ -136,6 +140,7 @@ def read_journal(path: Path) -> JournalContent:
                 ),
                 None,
             ),
+            is_ended=lines[-1]["kind"] == "end",
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise _wrong_line(path, error) from None

@@ -1,0 +1,94 @@
+"""The journals on disk: where they lie, which of them can be read, and what stands in the end in one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from offloadtune import store
+from offloadtune.errors import StoreError
+from offloadtune.recalls import UnreadableJournal
+from offloadtune.records import Outcome, Settings, TrialResult, Visit
+
+_OF_THE_MOMENT = {Outcome.OUT_OF_MEMORY_HOST, Outcome.TIMED_OUT, Outcome.CANCELLED}
+"""What ended a later visit but does not speak against settings that ran before: the rounds to come tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSweep:
+    """A journal read back, and when its last line was written."""
+
+    path: Path
+    written_at: datetime
+    content: store.JournalContent
+
+    @property
+    def header(self) -> store.SweepHeader:
+        return self.content.header
+
+
+def sweeps_dir() -> Path:
+    """Folder of all journals: one folder a machine, one file a sweep."""
+    return store.data_dir() / "sweeps"
+
+
+def headers() -> Iterator[store.SweepHeader]:
+    """The headers that can be read."""
+    for path in sweeps_dir().glob("*/*.jsonl"):
+        try:
+            yield store.read_header(path)
+        except StoreError:  # not ours to judge here
+            continue
+
+
+def read_all(
+    is_wanted: Callable[[store.SweepHeader], bool] = lambda _header: True,
+) -> tuple[list[StoredSweep], list[UnreadableJournal]]:
+    """The wanted journals of all machines, and those that cannot be read; both newest first.
+
+    One that died before its first line holds nothing and is left out.
+    """
+    stored, unreadable = [], []
+    for written_at, path in sorted(_dated_paths(), reverse=True):
+        try:
+            if is_wanted(store.read_header(path)):
+                stored.append(StoredSweep(path=path, written_at=written_at, content=store.read_journal(path)))
+        except StoreError as error:
+            unreadable.append(UnreadableJournal(path=path, written_at=written_at, reason=str(error)))
+    return stored, unreadable
+
+
+def last_results(content: store.JournalContent) -> tuple[TrialResult, ...]:
+    """The last word on each settings: a finalist that failed later counts as failed.
+
+    What ran to its end still stands when something of the moment ended a later visit.
+    """
+    last: dict[Settings, TrialResult] = {}
+    for result in content.results:
+        before = last.get(result.trial.settings)
+        if before is None or before.outcome is not Outcome.OK or result.outcome not in _OF_THE_MOMENT:
+            last[result.trial.settings] = result
+    return tuple(last.values())
+
+
+def rounds_among(
+    content: store.JournalContent, results: Sequence[TrialResult]
+) -> tuple[dict[Settings, tuple[Visit, ...]], ...]:
+    """The rounds, of those settings only that are among `results`."""
+    settings_of = {result.trial.trial_id: result.trial.settings for result in results}
+    return tuple(
+        {settings_of[trial_id]: visits for trial_id, visits in one.items() if trial_id in settings_of}
+        for one in content.rounds
+    )
+
+
+def _dated_paths() -> Iterator[tuple[datetime, Path]]:
+    for path in sweeps_dir().glob("*/*.jsonl"):
+        try:
+            written_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        except OSError:  # gone since it was listed
+            continue
+        if store.has_lines(path):
+            yield written_at, path
