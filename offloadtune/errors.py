@@ -63,6 +63,12 @@ class StoreError(OffloadTuneError):
     exit_code = 14
 
 
+class NotMeasuredError(OffloadTuneError):
+    """Nothing stored answers this: it has to be measured first."""
+
+    exit_code = 15
+
+
 class ExportError(OffloadTuneError):
     """A profile or an exported file cannot be written."""
 
@@ -97,6 +103,7 @@ EXIT_CODES: dict[int, str] = {
     BudgetError.exit_code: "the time or memory allowed is too small for one trial",
     EngineError.exit_code: "the engine cannot start, or a device it needs cannot be reached",
     StoreError.exit_code: "the journal of measurements cannot be written or read",
+    NotMeasuredError.exit_code: "nothing stored answers this; measure first",
     ExportError.exit_code: "a profile cannot be written",
     EngineMissingError.exit_code: "llama-cpp-python is not installed",
     BusyError.exit_code: "another sweep is measuring on this machine",

@@ -20,6 +20,16 @@ from command_line import InProcess
 ROOT = Path(__file__).parent.parent
 MIB = 1 << 20
 _BEAT_S = 0.04
+_NO_ENGINE = """\
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "llama_cpp":
+            raise ModuleNotFoundError("No module named 'llama_cpp'", name="llama_cpp")
+
+sys.meta_path.insert(0, Missing())
+"""
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +51,25 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OFFLOADTUNE_HOME", str(folder))
     monkeypatch.chdir(folder)
     return folder
+
+
+@pytest.fixture
+def without_engine(tmp_path: Path) -> dict[str, str]:
+    """An environment whose Python has no llama_cpp."""
+    folder = tmp_path / "no engine"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(_NO_ENGINE, encoding="utf-8")
+    before = os.environ.get("PYTHONPATH")
+    environment = {"PYTHONPATH": os.pathsep.join([str(folder), *([before] if before else [])])}
+    done = subprocess.run(
+        [sys.executable, "-c", "import llama_cpp"],
+        check=False,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert "No module named 'llama_cpp'" in done.stderr
+    return environment
 
 
 class VirtualCard:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 
+from offloadtune.recalls import JournalSummary, RecallReport, UnreadableJournal
 from offloadtune.records import (
     WORKLOADS,
     Basis,
@@ -32,6 +35,7 @@ from offloadtune.records import (
     TrialResult,
     Verdict,
     Visit,
+    Workload,
 )
 from offloadtune.store import SweepHeader
 from offloadtune.sweeps import SweepReport
@@ -294,3 +298,52 @@ def report(trial: Trial = TRIAL, *, is_interrupted: bool = False) -> SweepReport
         is_interrupted=is_interrupted,
         duration_s=118.4,
     )
+
+
+def summary() -> JournalSummary:
+    """A finished sweep in the journals."""
+    return JournalSummary(
+        path=Path("/home/user/sweeps/rtx/Qwen 3 [8B]-0123456789ab.jsonl"),
+        gguf_path=FACTS.path,
+        started_at=header().started_at,
+        written_at=datetime(2026, 1, 2, 3, 6, 5, tzinfo=UTC),
+        machine_id=MACHINE.machine_id,
+        engine_version=ENGINE.version,
+        workload=WORKLOADS["chat"],
+        goal=Goal.TURN,
+        target=Target.LLAMA_CPP_PYTHON,
+        n_ctx=2816,
+        n_ok=12,
+        n_failed=1,
+        n_rounds=6,
+        best=recommendation(),
+        was_put_aside=False,
+        is_interrupted=False,
+    )
+
+
+def recalled(trial: Trial = TRIAL) -> RecallReport:
+    """A stored answer to another question than the one that was measured."""
+    return RecallReport(
+        path=FACTS.path,
+        gguf_id=FACTS.gguf_id,
+        recommendation=recommendation(trial),
+        baselines={"cpu_only": figures(2.5), "default": figures(1.02)},
+        skipped=("quantised KV cache: it changes the stored precision",),
+        n_steps=32,
+        apply_text=report().apply_text,
+        rests_on=summary(),
+        notes=("The search went after ttft: one that goes after turn may find better settings.",),
+    )
+
+
+def journals() -> list[JournalSummary | UnreadableJournal]:
+    """A history with every kind of row, newest first."""
+    custom = Workload(name="0/128/8/1", n_prefix_cached=0, n_prompt_new=128, n_gen=8)
+    killed = dataclasses.replace(summary(), best=None, is_interrupted=True, n_ok=1, n_failed=0, n_rounds=0)
+    aside = dataclasses.replace(summary(), workload=custom, goal=Goal.TTFT, was_put_aside=True, n_ctx=256)
+    reason = "/home/user/sweeps/rtx/x-1.jsonl is damaged at line 3."
+    unreadable = UnreadableJournal(
+        path=Path("/home/user/sweeps/rtx/x-1.jsonl"), written_at=summary().written_at, reason=reason
+    )
+    return [summary(), killed, unreadable, aside]

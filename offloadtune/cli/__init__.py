@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import offloadtune
-from offloadtune.cli import inspect, probe, sweep
+from offloadtune.cli import export, history, inspect, probe, recommend, sweep
 from offloadtune.errors import OffloadTuneError
 
 app = typer.Typer(
@@ -29,6 +29,9 @@ app = typer.Typer(
 app.command()(probe.probe)
 app.command()(inspect.inspect)
 app.command()(sweep.sweep)
+app.command()(recommend.recommend)
+app.command()(history.history)
+app.command()(export.export)
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it so

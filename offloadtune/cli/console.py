@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
+
+from offloadtune.sweeps import Event, Said
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,3 +28,9 @@ def show(view: RenderableType) -> None:
 def show_json(value: dict[str, Any]) -> None:
     """Print one JSON object to stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))  # noqa: T201 - this is stdout's place
+
+
+def tell(event: Event) -> None:
+    """Print what is said to stderr."""
+    if isinstance(event, Said):
+        print(event.text, file=sys.stderr)  # noqa: T201 - this is stderr's place

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from offloadtune.errors import UsageError
-from offloadtune.records import WORKLOADS, Settings, Workload
+from offloadtune.records import WORKLOADS, Settings, Target, Workload
 from offloadtune.units import parse_bytes, parse_seconds
 
 Value = TypeVar("Value")
@@ -65,6 +65,11 @@ def choice(option: str, text: str, values: Sequence[str]) -> str:
     if text in values:
         return text
     raise UsageError(f"{option} {text!r} is not known.", hint=f"use {_nearest(text, values)}")
+
+
+def target(text: str | None) -> Target | None:
+    """The target named, None when none is. Raises UsageError."""
+    return Target(choice("--target", text, list(Target))) if text else None
 
 
 def _is_file(text: str) -> bool:

@@ -7,19 +7,27 @@ from typing import Annotated
 
 import typer
 
+from offloadtune.cli.completion import one_of
 from offloadtune.errors import InterruptedSweepError
-from offloadtune.records import Goal, Target
+from offloadtune.records import WORKLOADS, Goal, Target
 
 
 def sweep(  # noqa: PLR0913, PLR0917 - one parameter an option
     file: Annotated[Path, typer.Argument(help="A GGUF model file, or the first shard of one.", show_default=False)],
     budget: Annotated[str, typer.Option(metavar="TIME", help="Time for measuring, like 90s or 10m.")] = "120s",
-    goal: Annotated[str, typer.Option(help=f"What best means: {', '.join(Goal)}.")] = Goal.TURN.value,
+    goal: Annotated[
+        str, typer.Option(help=f"What best means: {', '.join(Goal)}.", autocompletion=one_of(Goal))
+    ] = Goal.TURN.value,
     workload: Annotated[
-        str, typer.Option(help="chat, rag, code, long, CACHED/NEW/GENERATED/SEQUENCES, or a TOML file.")
+        str,
+        typer.Option(
+            help="chat, rag, code, long, CACHED/NEW/GENERATED/SEQUENCES, or a TOML file.",
+            autocompletion=one_of(WORKLOADS),
+        ),
     ] = "chat",
     target: Annotated[
-        str, typer.Option(help=f"The front end to measure for: {', '.join(Target)}.")
+        str,
+        typer.Option(help=f"The front end to measure for: {', '.join(Target)}.", autocompletion=one_of(Target)),
     ] = "llama_cpp_python",
     n_ctx: Annotated[
         int | None, typer.Option("--n-ctx", min=1, help="Context wanted; default: what the workload fills.")

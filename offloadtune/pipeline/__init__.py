@@ -5,6 +5,9 @@ resuming    what the same sweep measured before
 spaces      what it may try
 guarding    when the file itself is not, or no longer, what can be measured
 answering   its report and profile, or why there is none
+recalling   the stored sweep that answers a question
+using       its answer again, and its settings as text
+summing     all journals, in short
 interrupts  when Ctrl-C must wait
 """
 
@@ -27,9 +30,22 @@ from offloadtune.pipeline.answering import answer_sweep, sha256
 from offloadtune.pipeline.guarding import GuardedRunner
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.measuring import Measuring
+from offloadtune.pipeline.summing import history
+from offloadtune.pipeline.using import export_stored, recommend_stored, write_export
 from offloadtune.probe import probe_host
 from offloadtune.records import EngineBuild, GgufFacts, Machine, Note, Settings, Target, Trial
 from offloadtune.sweeps import Event, Listener, SweepReport, SweepRequest
+
+__all__ = [
+    "crash_path",
+    "export_stored",
+    "history",
+    "inspect",
+    "probe",
+    "recommend_stored",
+    "sweep",
+    "write_export",
+]
 
 _ENCODERS = {
     "bert",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from offloadtune import export, search
@@ -10,11 +10,11 @@ from offloadtune.recommend import Round, counted_visits, figures
 from offloadtune.records import Figures, Target, Trial, TrialResult
 
 
-def apply_text(trial: Trial, path: Path, endpoints: Sequence[str]) -> str:
-    """The Python program or the shell command that uses the settings of `trial`."""
+def apply_text(trial: Trial, path: Path, endpoints: Sequence[str], told: Collection[str] | None = None) -> str:
+    """The Python program or the shell command that uses the settings of `trial`; `Llama` may be `told` only a few."""
     if trial.target is Target.LLAMA_SERVER:
         return export.render_command(trial.settings, path.resolve(), endpoints)
-    return export.render_snippet(trial.settings, path.resolve(), endpoints)
+    return export.render_snippet(trial.settings, path.resolve(), endpoints, told)
 
 
 def baseline_figures(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from offloadtune.recalls import JournalSummary, RecallReport, UnreadableJournal
 from offloadtune.records import Comparison, EngineBuild, Figures, GgufFacts, Machine, Outcome, Recommendation
 from offloadtune.sweeps import SweepReport
 
@@ -62,6 +64,51 @@ def sweep_json(report: SweepReport) -> dict[str, Any]:
         "journal_path": str(report.journal_path),
         "interrupted": report.is_interrupted,
         "duration_s": round(report.duration_s, 3),
+    }
+
+
+def recall_json(report: RecallReport) -> dict[str, Any]:
+    """A stored answer, with the same keys as a sweep's where they mean the same."""
+    rests_on = report.rests_on
+    return {
+        "machine_id": rests_on.machine_id,
+        "engine": {"version": rests_on.engine_version},
+        "gguf": {"identity": report.gguf_id, "path": str(report.path)},
+        "trials": {"ok": rests_on.n_ok, "failed": rests_on.n_failed, "rounds": rests_on.n_rounds},
+        "baselines": {name: _figures(one) for name, one in report.baselines.items()},
+        "recommended": _recommended(report.recommendation),
+        "skipped": list(report.skipped),
+        "apply": report.apply_text,
+        "rests_on": _journal(rests_on),
+        "notes": list(report.notes),
+    }
+
+
+def history_json(journals: Sequence[JournalSummary | UnreadableJournal]) -> dict[str, Any]:
+    """Every journal, newest first; `unreadable` is the reason where one cannot be read, and then there is no more."""
+    return {"journals": [_journal(one) for one in journals]}
+
+
+def _journal(one: JournalSummary | UnreadableJournal) -> dict[str, Any]:
+    written_at = one.written_at.isoformat(timespec="seconds")
+    if isinstance(one, UnreadableJournal):
+        return {"journal_path": str(one.path), "written_at": written_at, "unreadable": one.reason}
+    return {
+        "journal_path": str(one.path),
+        "written_at": written_at,
+        "unreadable": None,
+        "started_at": one.started_at,
+        "gguf_path": str(one.gguf_path),
+        "machine_id": one.machine_id,
+        "engine_version": one.engine_version,
+        "workload": _plain(one.workload),
+        "goal": one.goal.value,
+        "target": one.target.value,
+        "n_ctx": one.n_ctx,
+        "trials": {"ok": one.n_ok, "failed": one.n_failed, "rounds": one.n_rounds},
+        "put_aside": one.was_put_aside,
+        "interrupted": one.is_interrupted,
+        "recommended": _recommended(one.best) if one.best else None,
     }
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,18 +12,6 @@ import pytest
 from command_line import SHORT, Ended, InProcess, check_refused, offloadtune
 
 from offloadtune import pipeline
-
-NO_ENGINE = """\
-import sys
-
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "llama_cpp":
-            raise ModuleNotFoundError("No module named 'llama_cpp'", name="llama_cpp")
-
-sys.meta_path.insert(0, Missing())
-"""
-
 
 # --- options -------------------------------------------------------------------------------------------------------
 
@@ -223,24 +208,6 @@ def test_a_budget_too_small_for_one_trial(budget: str, smollm2_path: Path) -> No
     ended = offloadtune("sweep", smollm2_path, "--budget", budget)
     check_refused(ended, 12, "The budget of", "ended before the first trial had finished")
     assert "--budget 60s" in ended.err
-
-
-@pytest.fixture
-def without_engine(tmp_path: Path) -> dict[str, str]:
-    """An environment whose Python has no llama_cpp."""
-    folder = tmp_path / "no engine"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(NO_ENGINE, encoding="utf-8")
-    environment = {"PYTHONPATH": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-c", "import llama_cpp"],
-        check=False,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert "No module named 'llama_cpp'" in done.stderr
-    return environment
 
 
 def test_without_the_engine_the_rest_works(without_engine: dict[str, str], smollm2_path: Path) -> None:

@@ -24,6 +24,8 @@ from sample_records import (
     TRIAL,
     UNDECIDED,
     figures,
+    journals,
+    recalled,
     recommendation,
     report,
     result,
@@ -31,7 +33,18 @@ from sample_records import (
 
 from offloadtune.cli import console
 from offloadtune.records import Outcome, Target, Trial
-from offloadtune.report import inspect_json, inspect_view, probe_json, probe_view, sweep_json, sweep_view
+from offloadtune.report import (
+    history_json,
+    history_view,
+    inspect_json,
+    inspect_view,
+    probe_json,
+    probe_view,
+    recall_json,
+    recall_view,
+    sweep_json,
+    sweep_view,
+)
 
 SERVER_TRIAL = Trial(settings=SERVER_SETTINGS, target=Target.LLAMA_SERVER, why="x")
 CPU_TRIAL = Trial(settings=CPU_ONLY, target=Target.LLAMA_CPP_PYTHON, why="x")
@@ -60,6 +73,9 @@ def screen(view: RenderableType) -> str:
         ("inspect_dense", lambda: inspect_view(DENSE)),
         ("sweep", lambda: sweep_view(report())),
         ("sweep_cpu_only", lambda: sweep_view(dataclasses.replace(report(CPU_TRIAL), baselines={}, skipped=()))),
+        ("recall", lambda: recall_view(recalled())),
+        ("history", lambda: history_view(journals())),
+        ("history_empty", lambda: history_view([])),
         ("sweep_server_interrupted", lambda: sweep_view(report(SERVER_TRIAL, is_interrupted=True))),
     ],
 )
@@ -173,3 +189,26 @@ def test_the_file_has_its_facts_and_no_tensor_table(capsys: pytest.CaptureFixtur
 def test_every_outcome_is_counted_once() -> None:
     trials = sweep_json(dataclasses.replace(report(), results=tuple(map(result, Outcome))))["trials"]
     assert (trials["ok"], trials["failed"]) == (1, len(Outcome) - 2)  # cancelled is neither
+
+
+def test_a_stored_answer_has_the_keys_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    swept, value = strict(sweep_json(report()), capsys), strict(recall_json(recalled()), capsys)
+    for key in ("machine_id", "baselines", "recommended", "skipped", "apply"):
+        assert value[key] == swept[key]
+    assert value["trials"] == {"ok": 12, "failed": 1, "rounds": 6}
+    assert value["rests_on"]["started_at"] == "2026-01-02T03:04:05+00:00"
+    assert value["notes"] == list(recalled().notes)
+
+
+def test_the_history_tells_the_unreadable_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = strict(history_json(journals()), capsys)["journals"]
+    assert [row["unreadable"] for row in rows] == [
+        None,
+        None,
+        "/home/user/sweeps/rtx/x-1.jsonl is damaged at line 3.",
+        None,
+    ]
+    assert [row.get("interrupted") for row in rows] == [False, True, None, False]
+    assert [row.get("put_aside") for row in rows] == [False, False, None, True]
+    assert rows[1]["recommended"] is None
+    assert rows[0]["recommended"]["verdict_vs_default"] == "same"

@@ -1,0 +1,49 @@
+"""Journals in short: one line of the history each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from offloadtune.gguf import read_gguf
+from offloadtune.pipeline.journals import StoredSweep, last_results, read_all
+from offloadtune.recalls import JournalSummary, UnreadableJournal
+from offloadtune.records import Outcome
+
+
+def history(path: Path | None) -> list[JournalSummary | UnreadableJournal]:
+    """Every journal of every machine, newest first; with `path` only those of that file.
+
+    A file that is gone is known by its name, one that is there by its content. Raises GgufError.
+    """
+    gguf_id = read_gguf(path).gguf_id if path and path.exists() else None
+    stored, unreadable = read_all(
+        lambda header: path is None or (header.gguf_id == gguf_id if gguf_id else header.gguf_path.name == path.name)
+    )
+    mine = [one for one in unreadable if path is None or one.path.name.startswith(f"{path.stem}-")]
+    everything: list[JournalSummary | UnreadableJournal] = [*(summarise(one) for one in stored), *mine]
+    return sorted(everything, key=lambda one: one.written_at, reverse=True)
+
+
+def summarise(stored: StoredSweep) -> JournalSummary:
+    """What was asked in a sweep and what came of it."""
+    header, content, results = stored.header, stored.content, last_results(stored.content)
+    n_ok = sum(result.outcome is Outcome.OK for result in results)
+    n_cancelled = sum(result.outcome is Outcome.CANCELLED for result in results)
+    return JournalSummary(
+        path=stored.path,
+        gguf_path=header.gguf_path,
+        started_at=header.started_at,
+        written_at=stored.written_at,
+        machine_id=header.machine_id,
+        engine_version=header.engine.version,
+        workload=header.workload,
+        goal=header.goal,
+        target=header.target,
+        n_ctx=header.n_ctx,
+        n_ok=n_ok,
+        n_failed=len(results) - n_ok - n_cancelled,
+        n_rounds=len(content.rounds),
+        best=content.recommendation,
+        was_put_aside=not stored.path.stem.endswith(f"-{header.sweep_key}"),
+        is_interrupted=n_cancelled > 0 or not content.is_ended,
+    )

@@ -1,0 +1,164 @@
+"""What was measured once is answered, listed and exported again, without measuring anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.engine
+
+WORKLOAD = "0/128/8/1"
+SERVER_DEADLINE_S = 120
+
+
+class Measured:
+    """A home in which SmolLM2 was measured, and what that sweep printed."""
+
+    def __init__(self, folder: Path, swept: dict[str, Any]) -> None:
+        self.folder, self.swept = folder, swept
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Measured:
+    """One short sweep for all tests here.
+
+    With one thread other work disturbs it little.
+    """
+    folder = tmp_path_factory.mktemp("measured")
+    fixed = [f"--set={one}" for one in ("n_threads=1", "n_threads_batch=1", "use_extra_bufts=false")]
+    options = ["--budget", "25s", "--workload", WORKLOAD, *fixed]
+    command = [sys.executable, "-m", "offloadtune", "sweep", str(smollm2_path), *options, "--json"]
+    environment = {**os.environ, "OFFLOADTUNE_HOME": str(folder)}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder, env=environment, timeout=120)
+    return Measured(folder, json.loads(done.stdout))
+
+
+@pytest.fixture(autouse=True)
+def home(measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the measured home, the test's own."""
+    folder = tmp_path / "home"
+    shutil.copytree(measured.folder, folder)
+    monkeypatch.setenv("OFFLOADTUNE_HOME", str(folder))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def offloadtune(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "offloadtune", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+def answered(*arguments: str | Path, **environment: str) -> Any:
+    done = offloadtune(*arguments, "--json", **environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+# --- recommend -----------------------------------------------------------------------------------------------------
+
+
+def test_the_answer_of_the_sweep_comes_back(measured: Measured, smollm2_path: Path) -> None:
+    value = answered("recommend", smollm2_path)
+    for key in ("machine_id", "baselines", "recommended", "skipped", "apply"):
+        assert value[key] == measured.swept[key]
+    assert value["rests_on"]["trials"]["ok"] == measured.swept["trials"]["ok"]
+
+
+def test_the_engine_is_not_needed(smollm2_path: Path, without_engine: dict[str, str]) -> None:
+    assert answered("recommend", smollm2_path, "--goal", "ttft", **without_engine)["recommended"]["goal"] == "ttft"
+    assert offloadtune("export", smollm2_path, **without_engine).returncode == 0
+    assert answered("history", **without_engine)["journals"]
+
+
+def test_another_file_name_with_the_same_content_is_the_same(smollm2_path: Path, tmp_path: Path) -> None:
+    path = tmp_path / "renamed.gguf"
+    path.symlink_to(smollm2_path)
+    assert answered("recommend", path)["gguf"]["path"] == str(path)
+
+
+def test_what_was_not_measured_is_said_with_the_command_that_does(smollm2_path: Path, gemma3_path: Path) -> None:
+    other = offloadtune("recommend", smollm2_path, "--workload", "rag")
+    assert (other.returncode, other.stdout) == (15, "")
+    assert f"not measured here with --workload rag; stored are: --workload {WORKLOAD} " in other.stderr
+    assert f"  next: measure it: offloadtune sweep {smollm2_path} --workload rag\n" in other.stderr
+    server = offloadtune("export", smollm2_path, "--target", "llama_server")
+    assert (server.returncode, server.stdout) == (15, "")
+    assert "--target llama_server" in server.stderr.splitlines()[-1]
+    nothing = offloadtune("recommend", gemma3_path)
+    assert nothing.returncode == 15
+    assert f"Nothing was measured of {gemma3_path.name} yet." in nothing.stderr
+
+
+def test_fewer_generated_tokens_need_no_measuring(smollm2_path: Path) -> None:
+    value = answered("recommend", smollm2_path, "--workload", "0/128/4/1")
+    assert value["recommended"]["workload"]["n_gen"] == 4
+    assert any("reckoned at the rate measured in turns of 8" in note for note in value["notes"])
+
+
+@pytest.mark.parametrize("command", ["recommend", "export"])
+def test_what_cannot_be_meant_is_refused(command: str, smollm2_path: Path) -> None:
+    missing = offloadtune(command, "missing.gguf")
+    assert (missing.returncode, missing.stdout) == (11, "")
+    unknown = offloadtune(command, smollm2_path, "--target", "ollama")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "--target 'ollama' is not known" in unknown.stderr
+
+
+# --- history -------------------------------------------------------------------------------------------------------
+
+
+def test_the_history_lists_it(measured: Measured, smollm2_path: Path, gemma3_path: Path) -> None:
+    (row,) = answered("history")["journals"]
+    assert row["recommended"]["settings"] == measured.swept["recommended"]["settings"]
+    assert (row["workload"]["name"], row["interrupted"], row["put_aside"]) == (WORKLOAD, False, False)
+    assert answered("history", smollm2_path)["journals"] == [row]
+    assert answered("history", Path("/gone") / smollm2_path.name)["journals"] == [row]
+    assert answered("history", gemma3_path)["journals"] == []
+    assert smollm2_path.name in offloadtune("history").stdout
+
+
+def test_an_empty_history_says_how_to_begin(tmp_path: Path) -> None:
+    done = offloadtune("history", OFFLOADTUNE_HOME=str(tmp_path / "nothing"))
+    assert (done.returncode, done.stdout) == (0, "Nothing was measured yet: offloadtune sweep FILE\n")
+
+
+def test_an_unreadable_journal_hides_nothing(home: Path, smollm2_path: Path) -> None:
+    (journal,) = home.glob("sweeps/*/*.jsonl")
+    journal.with_name("broken-1.jsonl").write_text("nonsense\n", encoding="utf-8")
+    done = offloadtune("recommend", smollm2_path)
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [line for line in done.stderr.splitlines() if "1 journal left out" in line]
+    assert [row["unreadable"] is None for row in answered("history")["journals"]] == [False, True]
+
+
+# --- export --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of", [[], ["--of", "default"], ["--of", "cpu_only"]], ids=" ".join)
+def test_an_export_is_a_program(of: list[str], smollm2_path: Path, tmp_path: Path) -> None:
+    done = offloadtune("export", smollm2_path, *of)
+    assert (done.returncode, done.stderr) == (0, "")
+    compile(done.stdout, "export", "exec")
+    assert str(smollm2_path.resolve()) in done.stdout
+    path = tmp_path / "made" / "settings.py"
+    assert offloadtune("export", smollm2_path, *of, "--output", path).stdout == ""
+    assert path.read_text(encoding="utf-8") == done.stdout
+
+
+def test_an_unknown_baseline_is_refused(smollm2_path: Path) -> None:
+    done = offloadtune("export", smollm2_path, "--of", "defaults")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "next: use one of cpu_only, default" in done.stderr

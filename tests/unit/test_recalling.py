@@ -1,0 +1,239 @@
+"""Which stored sweep answers which question, and what is said where none does."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_records import FACTS, MACHINE, header, visit
+from sample_records import result as sample_result
+
+from offloadtune import store
+from offloadtune.errors import NotMeasuredError
+from offloadtune.pipeline import history, recalling
+from offloadtune.pipeline.recalling import Recalled, recall
+from offloadtune.recalls import JournalSummary, Question, UnreadableJournal
+from offloadtune.records import WORKLOADS, Goal, Outcome, Target, TrialResult, Visit, Workload
+from offloadtune.sweeps import Event, Said
+
+SLOWER_TURN = 64  # n_ubatch of a rival whose first token comes sooner and whose turn takes longer
+LATER_S = 1000.0
+
+
+def steps(first: float, later: float) -> Visit:
+    """A passage whose prefill takes `first` times and whose decoding takes `later` times as long as usual."""
+    usual = visit()
+    return dataclasses.replace(
+        usual,
+        prefill_ns=round(usual.prefill_ns * first),
+        step_ns=tuple(round(step * later) for step in usual.step_ns),
+    )
+
+
+def results(n_ctx: int = 2816) -> list[TrialResult]:
+    """Two that ran, as the header's sweep fixes settings, the first with the better turn, the second with the TTFT."""
+    usual = sample_result()
+    one = usual.trial.settings.replace(n_ctx=n_ctx, n_threads=8, swa_full=True, n_ubatch=512)
+    trials = [
+        dataclasses.replace(usual.trial, settings=one, why="the better turn"),
+        dataclasses.replace(usual.trial, settings=one.replace(n_ubatch=SLOWER_TURN), why="the sooner token"),
+    ]
+    visits = [(steps(1, 1),), (steps(0.5, 1.5),)]
+    return [dataclasses.replace(usual, trial=trial, visits=some) for trial, some in zip(trials, visits, strict=True)]
+
+
+class Stored:
+    """Writes journals into the test's own home, each newer than the one before."""
+
+    def __init__(self) -> None:
+        self.n_written = 0
+
+    def __call__(
+        self,
+        *,
+        results: list[TrialResult],
+        rounds: list[dict[str, tuple[Visit, ...]]] | None = None,
+        is_ended: bool = True,
+        **changes: Any,
+    ) -> Path:
+        made = dataclasses.replace(header(), ruler=store.RULER, **changes)
+        self.n_written += 1
+        name = f"{made.gguf_path.stem}-{made.sweep_key}.{self.n_written}.jsonl"
+        journal = store.Journal(store.data_dir() / "sweeps" / made.machine_id / name, made)
+        for result in results:
+            journal.append_trial(result)
+        for one in rounds or []:
+            journal.append_round(list(one.items()))
+        if is_ended:
+            journal.append_end(None)
+        journal.close()
+        os.utime(journal.path, (self.n_written * LATER_S, self.n_written * LATER_S))
+        return journal.path
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> Stored:
+    """On the sample machine, with the sample file."""
+    monkeypatch.setattr(recalling, "read_gguf", lambda _path: FACTS)
+    monkeypatch.setattr(recalling, "probe_host", lambda **_options: MACHINE.host)
+    return Stored()
+
+
+def asked(listen: Callable[[Event], None] = lambda _event: None, **question: Any) -> Recalled:
+    return recall(Question(path=FACTS.path, **question), listen)
+
+
+def refusal(**question: Any) -> NotMeasuredError:
+    with pytest.raises(NotMeasuredError) as caught:
+        asked(**question)
+    assert caught.value.exit_code == 15
+    assert caught.value.hint.startswith("measure it: offloadtune sweep ")
+    return caught.value
+
+
+# --- what answers --------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_sweep_answers_what_it_was_asked(stored: Stored) -> None:
+    stored(results=results(n_ctx=4096), n_ctx=4096)
+    newest = stored(results=results())
+    found = asked()
+    assert found.stored.path == newest
+    assert found.answer.trial.why == "the better turn"
+    assert found.answer.goal is Goal.TURN
+    assert asked(n_ctx=4000).space.n_ctx == 4096  # the context is padded as the sweep's was
+
+
+def test_another_goal_is_answered_from_the_same_visits(stored: Stored) -> None:
+    stored(results=results())
+    found = asked(goal=Goal.TTFT)
+    assert found.answer.trial.why == "the sooner token"
+    assert any("The search went after turn" in note for note in found.notes)
+
+
+def test_more_or_fewer_generated_tokens_are_reckoned_and_said(stored: Stored) -> None:
+    stored(results=results())
+    chat = WORKLOADS["chat"]
+    found = asked(workload=dataclasses.replace(chat, name="mine", n_gen=8))
+    by_name = {result.trial.why: result.visits[0] for result in results()}
+    assert found.answer.trial.why == "the sooner token"  # which counts for more in a short turn
+    assert found.answer.figures.turn_s.p50 == by_name["the sooner token"].turn_s(8)
+    assert any("8 generated tokens is reckoned at the rate measured in turns of 256" in note for note in found.notes)
+    longer = dataclasses.replace(chat, name="mine", n_gen=513)  # one more than the context measured holds
+    assert "--workload 2048/256/513/1" in refusal(workload=longer).hint
+
+
+def test_rounds_count_where_all_who_are_compared_now_stood_in_them(stored: Stored) -> None:
+    both = results()
+    first, second = (result.trial.trial_id for result in both)
+    whole: dict[str, tuple[Visit, ...]] = {first: (steps(1, 1),), second: (steps(1, 1.5),)}
+    stored(results=both, rounds=[{first: (steps(1, 1),)}, whole, whole])
+    assert len(asked().rounds) == 2
+
+
+def test_a_finalist_that_failed_later_is_not_recommended(stored: Stored) -> None:
+    best, other = results()
+    died = dataclasses.replace(best, outcome=Outcome.CRASHED, reason="it crashed", visits=())
+    stored(results=[best, other, died])
+    assert asked().answer.trial.why == "the sooner token"
+
+
+def test_what_was_best_once_but_not_compared_is_said(stored: Stored) -> None:
+    both = results()
+    slow = dataclasses.replace(both[0], trial=dataclasses.replace(both[0].trial, why="slow"), visits=(steps(0.1, 9),))
+    others = [
+        dataclasses.replace(
+            both[0], trial=dataclasses.replace(both[0].trial, settings=both[0].trial.settings.replace(n_batch=n))
+        )
+        for n in (520, 530, 540)
+    ]
+    slow = dataclasses.replace(
+        slow, trial=dataclasses.replace(slow.trial, settings=slow.trial.settings.replace(n_batch=999))
+    )
+    one: dict[str, tuple[Visit, ...]] = {result.trial.trial_id: (steps(1, 1),) for result in others}
+    stored(results=[*others, slow], rounds=[one, one])
+    found = asked(goal=Goal.TTFT)
+    assert found.answer.trial.settings.n_batch != 999
+    assert any("'slow' was best for ttft, but it was not compared" in note for note in found.notes)
+
+
+def test_the_goal_context_takes_more_context_than_was_compared(stored: Stored) -> None:
+    more = results(n_ctx=5632)[:1]
+    one = {result.trial.trial_id: result.visits for result in results()}
+    stored(results=[*results(), *more], rounds=[one, one])
+    assert asked(goal=Goal.CONTEXT).answer.trial.settings.n_ctx == 5632
+    assert asked().answer.trial.settings.n_ctx == 2816
+
+
+def test_a_killed_sweep_answers_and_options_are_remembered(stored: Stored) -> None:
+    stored(results=results(), is_ended=False, limit_bytes=20 << 30, endpoints=("far:1",))
+    notes = " ".join(asked().notes)
+    assert "--set n_threads=8" in notes
+    assert f"--vram-limit {20 << 30}" in notes
+    assert "--rpc far:1" in notes
+    assert "killed before its end" in notes
+
+
+def test_where_nothing_ran_an_older_sweep_answers(stored: Stored) -> None:
+    older = stored(results=results())
+    stored(results=[sample_result(Outcome.CRASHED)])
+    assert asked().stored.path == older
+
+
+def test_an_unreadable_journal_is_one_warning(stored: Stored) -> None:
+    path = stored(results=results())
+    path.with_name("x-1.jsonl").write_text('{"kind": "header"}\n{"kind": 1\n')
+    path.with_name("x-2.jsonl").write_text("nonsense\n")
+    path.with_name("x-3.jsonl").write_text("")  # died before its first line: nothing to tell
+    heard: list[Event] = []
+    assert asked(heard.append).stored.path == path
+    (said,) = heard
+    assert isinstance(said, Said)
+    assert said.text.startswith("Warning: 2 journals left out: ")
+    rows = history(None)
+    assert [type(row) for row in rows] == [UnreadableJournal, UnreadableJournal, JournalSummary]
+
+
+# --- what does not -------------------------------------------------------------------------------------------------
+
+
+def test_nothing_stored(stored: Stored) -> None:
+    assert stored.n_written == 0
+    error = refusal(goal=Goal.TTFT)
+    assert str(error) == f"Nothing was measured of {FACTS.path.name} yet."
+    assert error.hint == f"measure it: offloadtune sweep '{FACTS.path}' --goal ttft"
+
+
+def test_another_question(stored: Stored) -> None:
+    stored(results=results())
+    error = refusal(workload=WORKLOADS["rag"], target=Target.LLAMA_SERVER)
+    assert "was not measured here with --workload rag --target llama_server" in str(error)
+    assert str(error).endswith("stored are: --workload chat --target llama_cpp_python --n-ctx 2816.")
+    assert error.hint.endswith("--workload rag --target llama_server")
+    custom = Workload(name="chat", n_prefix_cached=0, n_prompt_new=9, n_gen=9)  # a file may have any name
+    assert "--workload 0/9/9/1" in str(refusal(workload=custom))
+
+
+def test_another_content_and_another_machine(stored: Stored) -> None:
+    other = dataclasses.replace(MACHINE.host, cpu=dataclasses.replace(MACHINE.host.cpu, n_logical_cores=2))
+    stored(results=results(), gguf_id="before")
+    assert "has changed since it was measured" in str(refusal())
+    stored(results=results(), machine_id="far-1", machine=dataclasses.replace(MACHINE, host=other))
+    assert "only on another machine (1 sweep, far-1)" in str(refusal())
+    stored(results=results())
+    assert asked()
+
+
+def test_an_older_ruler_does_not_compare(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored(results=results())
+    monkeypatch.setattr(store, "RULER", store.RULER + 1)
+    assert "only in another way than today's" in str(refusal())
+
+
+def test_only_failures(stored: Stored) -> None:
+    stored(results=[sample_result(Outcome.CRASHED)])
+    assert str(refusal()) == f"Of 1 stored trial of {FACTS.path.name} none ran to its end."
