@@ -10,7 +10,7 @@ Floors, enforced by tests/test_floors.py; a module imports only what stands belo
 
     0  units  errors  records  sweeps  recalls                      words, standard library only
     1  stats  footprint  search  recommend                          judgement: pure functions of records
-    1  probe  gguf  engine  store  export  report  install   hands: touch the world, decide nothing
+    1  probe  gguf  engine  store  export  report  install  serve   hands: touch the world, decide nothing
     2  pipeline                                                     the conductor, the only one that knows both
     3  cli                                                          the face
 

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import offloadtune
-from offloadtune.cli import export, history, inspect, probe, recommend, sweep
+from offloadtune.cli import apply, export, history, inspect, probe, recommend, sweep
 from offloadtune.errors import OffloadTuneError
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app.command()(sweep.sweep)
 app.command()(recommend.recommend)
 app.command()(history.history)
 app.command()(export.export)
+app.command()(apply.apply)
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it so

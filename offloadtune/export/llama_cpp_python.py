@@ -92,13 +92,14 @@ def render_snippet(
     """A Python program that leaves the file loaded with `settings` as `llm`; see `llama_kwargs` for `told`."""
     arguments = "".join(f"    {name}={value!r},\n" for name, value in llama_kwargs(settings, told).items())
     call = f"llm = Llama(\n    model_path={str(path)!r},\n{arguments})\n"
-    recipe = _recipe(settings, endpoints)
-    if not recipe:
+    before = recipe(settings, endpoints)
+    if not before:
         return f"from llama_cpp import Llama\n\n{call}"
-    return f"import ctypes\n\nfrom llama_cpp import Llama\nfrom llama_cpp import llama_cpp as low\n\n{recipe}\n{call}"
+    return f"import ctypes\n\nfrom llama_cpp import Llama\nfrom llama_cpp import llama_cpp as low\n\n{before}\n{call}"
 
 
-def _recipe(settings: Settings, endpoints: Sequence[str]) -> str:
+def recipe(settings: Settings, endpoints: Sequence[str]) -> str:
+    """What has to run before `Llama` is called, "" where its arguments say it all; it takes `ctypes` and `low`."""
     parts, lines = [], []
     if endpoints:
         parts.append(_ENDPOINTS.format(endpoints=list(endpoints)))

@@ -17,6 +17,11 @@ def render_command(settings: Settings, path: Path, endpoints: Sequence[str] = ()
     return " \\\n  ".join(shlex.join(group) for group in _groups(settings, path, endpoints)) + "\n"
 
 
+def llama_server_words(settings: Settings, path: Path, endpoints: Sequence[str] = ()) -> list[str]:
+    """The same command as the words that start a process."""
+    return [word for group in _groups(settings, path, endpoints) for word in group]
+
+
 def _groups(settings: Settings, path: Path, endpoints: Sequence[str]) -> list[list[str]]:
     groups = [["llama-server"], ["--model", str(path)]]
     if endpoints:

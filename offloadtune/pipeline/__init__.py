@@ -7,6 +7,7 @@ guarding    when the file itself is not, or no longer, what can be measured
 answering   its report and profile, or why there is none
 recalling   the stored sweep that answers a question
 using       its answer again, and its settings as text
+serving     the target's own server, started with them
 summing     all journals, in short
 interrupts  when Ctrl-C must wait
 """
@@ -30,6 +31,7 @@ from offloadtune.pipeline.answering import answer_sweep, sha256
 from offloadtune.pipeline.guarding import GuardedRunner
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.measuring import Measuring
+from offloadtune.pipeline.serving import serve_stored, server_command
 from offloadtune.pipeline.summing import history
 from offloadtune.pipeline.using import export_stored, recommend_stored, write_export
 from offloadtune.probe import probe_host
@@ -43,6 +45,8 @@ __all__ = [
     "inspect",
     "probe",
     "recommend_stored",
+    "serve_stored",
+    "server_command",
     "sweep",
     "write_export",
 ]

@@ -1,15 +1,23 @@
-"""What was measured once is answered, listed and exported again, without measuring anew."""
+"""What was measured once is answered, listed, exported and served again, without measuring anew."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.engine
@@ -29,7 +37,8 @@ class Measured:
 def measured(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Measured:
     """One short sweep for all tests here.
 
-    With one thread other work disturbs it little.
+    With one thread other work disturbs it little; without repacking the settings are more than the server has words
+    for, so that it takes a program to start it.
     """
     folder = tmp_path_factory.mktemp("measured")
     fixed = [f"--set={one}" for one in ("n_threads=1", "n_threads_batch=1", "use_extra_bufts=false")]
@@ -81,6 +90,8 @@ def test_the_engine_is_not_needed(smollm2_path: Path, without_engine: dict[str, 
     assert answered("recommend", smollm2_path, "--goal", "ttft", **without_engine)["recommended"]["goal"] == "ttft"
     assert offloadtune("export", smollm2_path, **without_engine).returncode == 0
     assert answered("history", **without_engine)["journals"]
+    served = offloadtune("apply", smollm2_path, **without_engine)
+    assert (served.returncode, "is not installed in this Python" in served.stderr) == (17, True)
 
 
 def test_another_file_name_with_the_same_content_is_the_same(smollm2_path: Path, tmp_path: Path) -> None:
@@ -94,9 +105,10 @@ def test_what_was_not_measured_is_said_with_the_command_that_does(smollm2_path: 
     assert (other.returncode, other.stdout) == (15, "")
     assert f"not measured here with --workload rag; stored are: --workload {WORKLOAD} " in other.stderr
     assert f"  next: measure it: offloadtune sweep {smollm2_path} --workload rag\n" in other.stderr
-    server = offloadtune("export", smollm2_path, "--target", "llama_server")
-    assert (server.returncode, server.stdout) == (15, "")
-    assert "--target llama_server" in server.stderr.splitlines()[-1]
+    for command in ("export", "apply"):
+        server = offloadtune(command, smollm2_path, "--target", "llama_server")
+        assert (server.returncode, server.stdout) == (15, "")
+        assert "--target llama_server" in server.stderr.splitlines()[-1]
     nothing = offloadtune("recommend", gemma3_path)
     assert nothing.returncode == 15
     assert f"Nothing was measured of {gemma3_path.name} yet." in nothing.stderr
@@ -108,7 +120,7 @@ def test_fewer_generated_tokens_need_no_measuring(smollm2_path: Path) -> None:
     assert any("reckoned at the rate measured in turns of 8" in note for note in value["notes"])
 
 
-@pytest.mark.parametrize("command", ["recommend", "export"])
+@pytest.mark.parametrize("command", ["recommend", "export", "apply"])
 def test_what_cannot_be_meant_is_refused(command: str, smollm2_path: Path) -> None:
     missing = offloadtune(command, "missing.gguf")
     assert (missing.returncode, missing.stdout) == (11, "")
@@ -162,3 +174,72 @@ def test_an_unknown_baseline_is_refused(smollm2_path: Path) -> None:
     done = offloadtune("export", smollm2_path, "--of", "defaults")
     assert (done.returncode, done.stdout) == (2, "")
     assert "next: use one of cpu_only, default" in done.stderr
+
+
+# --- apply ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_is_printed(measured: Measured, home: Path, smollm2_path: Path) -> None:
+    done = offloadtune("apply", smollm2_path, "--print", "--", "--port", "81")
+    assert (done.returncode, done.stderr) == (0, "")
+    python, program, *extra = shlex.split(done.stdout)
+    assert (python, extra) == (sys.executable, ["--port", "81"])
+    assert Path(program).parent == home / "profiles" / measured.swept["machine_id"]
+    assert "params.use_extra_bufts = False" in Path(program).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])
+def test_the_server_serves_until_it_is_stopped(number: signal.Signals, smollm2_path: Path, free_port: int) -> None:
+    with serving(smollm2_path, free_port) as process:
+        completion = completed(free_port, process)
+        assert completion["usage"]["completion_tokens"] == 4
+        servers = psutil.Process(process.pid).children(recursive=True)
+        assert servers
+        process.send_signal(number)
+        assert process.wait(timeout=60) in {0, 128 + number}
+        assert not psutil.wait_procs(servers, timeout=20)[1]
+
+
+def test_a_server_that_cannot_take_its_options_ends_with_its_own_code(smollm2_path: Path) -> None:
+    done = offloadtune("apply", smollm2_path, "--", "--no-such-option")
+    assert done.returncode == 2
+    assert "unrecognized arguments: --no-such-option" in done.stderr
+    assert "A mistake of offloadtune" not in done.stderr
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def serving(path: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """`offloadtune apply` under way; nothing of it is left afterwards."""
+    command = [sys.executable, "-m", "offloadtune", "apply", str(path), "--", "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
+            child.kill()
+        process.kill()
+        process.wait()
+
+
+def completed(port: int, process: subprocess.Popen[bytes]) -> Any:
+    """What the server makes of a prompt, once it listens."""
+    body = json.dumps({"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
+    )
+    give_up = time.monotonic() + SERVER_DEADLINE_S
+    while time.monotonic() < give_up and process.poll() is None:
+        try:
+            with urllib.request.urlopen(request, timeout=SERVER_DEADLINE_S) as answer:  # noqa: S310
+                return json.load(answer)
+        except OSError:  # not listening yet
+            time.sleep(0.1)
+    pytest.fail("the server did not answer")

@@ -32,11 +32,11 @@ def offered(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("offloadtune ", ["probe", "inspect", "sweep", "recommend", "history", "export"]),
+        ("offloadtune ", ["probe", "inspect", "sweep", "recommend", "history", "export", "apply"]),
         ("offloadtune rec", ["recommend"]),
         ("offloadtune sweep --workload ", list(WORKLOADS)),
         ("offloadtune recommend --goal t", [goal.value for goal in Goal if goal.startswith("t")]),
-        ("offloadtune export --target ", [target.value for target in Target]),
+        ("offloadtune apply --target ", [target.value for target in Target]),
     ],
 )
 def test_the_shell_completes(line: str, words: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from sample_records import result as sample_result
 
 from offloadtune import store
 from offloadtune.errors import NotMeasuredError
-from offloadtune.pipeline import history, recalling
+from offloadtune.pipeline import history, recalling, server_command
 from offloadtune.pipeline.recalling import Recalled, recall
 from offloadtune.recalls import JournalSummary, Question, UnreadableJournal
 from offloadtune.records import WORKLOADS, Goal, Outcome, Target, TrialResult, Visit, Workload
@@ -237,3 +238,34 @@ def test_an_older_ruler_does_not_compare(stored: Stored, monkeypatch: pytest.Mon
 def test_only_failures(stored: Stored) -> None:
     stored(results=[sample_result(Outcome.CRASHED)])
     assert str(refusal()) == f"Of 1 stored trial of {FACTS.path.name} none ran to its end."
+
+
+# --- what is made of it --------------------------------------------------------------------------------------------
+
+
+def server_results() -> list[TrialResult]:
+    return [
+        dataclasses.replace(result, trial=dataclasses.replace(result.trial, target=Target.LLAMA_SERVER))
+        for result in results()
+    ]
+
+
+def test_each_target_has_its_own_server(stored: Stored, home: Path) -> None:
+    stored(results=results())
+    stored(results=server_results(), target=Target.LLAMA_SERVER, endpoints=("far:1",))
+    path = str(FACTS.path.resolve())
+    words = server_command(Question(path=FACTS.path), ["--port", "81"], print)
+    assert words[:5] == ["llama-server", "--model", path, "--rpc", "far:1"]
+    assert words[-2:] == ["--port", "81"]
+    words = server_command(Question(path=FACTS.path, target=Target.LLAMA_CPP_PYTHON), ["--port", "81"], print)
+    assert words[:5] == [sys.executable, "-m", "llama_cpp.server", "--model", path]
+    assert words[-2:] == ["--port", "81"]
+    assert not (home / "profiles").exists()  # nothing that the words could not say
+
+
+def test_what_the_server_has_no_words_for_stands_in_a_program(stored: Stored, home: Path) -> None:
+    stored(results=results(), endpoints=("far:1",))
+    python, program, port = server_command(Question(path=FACTS.path), ["--port=81"], print)
+    assert (python, port) == (sys.executable, "--port=81")
+    assert Path(program) == home / "profiles" / MACHINE.machine_id / f"{FACTS.path.stem}.llama_cpp_python_server.py"
+    assert "['far:1']" in Path(program).read_text(encoding="utf-8")
