@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -12,7 +13,7 @@ from golden import check_golden
 from sample_records import SETTINGS
 
 from offloadtune.errors import ExportError
-from offloadtune.export import llama_cpp_server_words, render_server_program
+from offloadtune.export import llama_cpp_server_words, llama_kwargs, render_server_program
 from offloadtune.records import Settings
 
 PATH = Path("/models/it's [the] best {0}.gguf")
@@ -81,3 +82,39 @@ def test_what_llama_cannot_be_told_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ExportError, match="cannot be told") as caught:
         render_server_program(SETTINGS.replace(**changes), PATH)
     assert caught.value.hint
+
+
+SAME = """
+import argparse
+import sys
+
+from llama_cpp import Llama
+from llama_cpp.server.cli import add_args_from_model, parse_model_from_args
+from llama_cpp.server.model import LlamaProxy
+from llama_cpp.server.settings import ModelSettings, Settings
+
+parser = argparse.ArgumentParser()
+add_args_from_model(parser, Settings)
+asked = parse_model_from_args(ModelSettings, parser.parse_args(sys.argv[2:]))
+served, made = LlamaProxy.load_llama_from_model_settings(asked), Llama(**eval(sys.argv[1]), verbose=False)
+plain = (bool, int, float)
+for name in ("model_params", "context_params"):
+    ours, theirs = getattr(made, name), getattr(served, name)
+    for field, *_ in ours._fields_:
+        if isinstance(getattr(ours, field), plain) and getattr(ours, field) != getattr(theirs, field):
+            print(field, getattr(ours, field), getattr(theirs, field))
+if made.scores.shape != served.scores.shape:
+    print("scores", made.scores.shape, served.scores.shape)
+"""
+
+
+@pytest.mark.engine
+def test_the_server_loads_what_was_measured(smollm2_path: Path) -> None:
+    """Its `Llama` differs in nothing from the one of the snippet."""
+    settings = Settings(n_ctx=768, n_ubatch=128, n_threads=1, n_threads_batch=2, flash_attn_type="enabled")
+    arguments = {"model_path": str(smollm2_path), **llama_kwargs(settings)}
+    words = llama_cpp_server_words(settings, smollm2_path)
+    done = subprocess.run(
+        [sys.executable, "-c", SAME, repr(arguments), *words], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
