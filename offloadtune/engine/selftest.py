@@ -27,11 +27,13 @@ _SAVING_KNOBS: tuple[dict[str, Any], ...] = (
 class SelfTest:
     """`knobs` are the settings to keep to, none where the build lives as it is; `sentence` is for the user.
 
-    `is_conclusive` is false when running out of memory, of time or of luck left the question open.
+    `signal` is what ended a broken one. `is_conclusive` is false when running out of memory, of time or of luck left
+    the question open.
     """
 
     knobs: dict[str, Any] | None
     sentence: str = ""
+    signal: str | None = None
     is_conclusive: bool = True
 
 
@@ -58,5 +60,6 @@ def self_test(runner: Runner, settings: Settings, *, timeout_s: float) -> SelfTe
             return SelfTest(
                 knobs=knobs,
                 sentence=f"This engine build is broken here ({reason}); it runs with {words}, so that is kept.",
+                signal=evidence.signal,
             )
-    return SelfTest(knobs=None, sentence=f"This engine build does not run here: {reason}.")
+    return SelfTest(knobs=None, sentence=f"This engine build does not run here: {reason}.", signal=evidence.signal)

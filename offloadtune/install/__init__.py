@@ -7,7 +7,16 @@
 sure to be installed, so everything here gets by on the standard library (platformdirs is imported where it is used).
 """
 
-from offloadtune.install.backend import BuildPlan, Gpu, Toolchain, engine_line, plan_build
-from offloadtune.install.facts import read_toolchain
+from offloadtune.install.backend import BuildPlan, Gpu, Toolchain, backend_advice, engine_line, plan_build
+from offloadtune.install.facts import install_command, read_toolchain
 
-__all__ = ["BuildPlan", "Gpu", "Toolchain", "engine_line", "plan_build", "read_toolchain"]
+__all__ = [
+    "BuildPlan",
+    "Gpu",
+    "Toolchain",
+    "backend_advice",
+    "engine_line",
+    "install_command",
+    "plan_build",
+    "read_toolchain",
+]

@@ -9,8 +9,11 @@ import dataclasses
 import hashlib
 import json
 import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from offloadtune.records import EngineBuild, Machine, NvmlGpu
 
 DISTRIBUTION = "llama-cpp-python"
 ENGINE_REQUIREMENT = f"{DISTRIBUTION}>=0.3.36,<0.4"
@@ -115,13 +118,51 @@ def plan_build(toolchain: Toolchain) -> BuildPlan:
     )
 
 
-def engine_line(plan: BuildPlan) -> str:
+def engine_line(plan: BuildPlan, install_command: Sequence[str]) -> str:
     """The shell line that builds and installs the same engine without make.
 
-    pip's own wheel cache knows nothing of CMAKE_ARGS and would hand out an earlier, different build: hence
-    --no-cache-dir.
+    An earlier, different build must neither stay (--force-reinstall) nor come back out of pip's wheel cache, which
+    knows nothing of CMAKE_ARGS (--no-cache-dir).
     """
-    return f"CMAKE_ARGS={_quote(plan.cmake_args)} pip install --no-cache-dir '{ENGINE_REQUIREMENT}'"
+    command = shlex.join(install_command)
+    return f"CMAKE_ARGS={_quote(plan.cmake_args)} {command} --force-reinstall --no-cache-dir '{ENGINE_REQUIREMENT}'"
+
+
+def unused_gpus(machine: Machine) -> tuple[NvmlGpu, ...]:
+    """NVIDIA cards that the driver shows and the engine cannot use, () where that cannot be told.
+
+    A local device without an address may be any of the cards.
+    """
+    local = [d for d in machine.devices or () if d.is_offload_target and not d.name.startswith("RPC")]
+    if machine.devices is None or any(device.device_id is None for device in local):
+        return ()
+    used = [machine.nvml_of(device) for device in local]
+    return tuple(gpu for gpu in machine.host.nvml_gpus or () if gpu.pci_bus_id and gpu not in used)
+
+
+def backend_advice(
+    machine: Machine, engine: EngineBuild, look_around: Callable[[], Toolchain], install_command: Sequence[str]
+) -> str | None:
+    """What to do so that the engine can use the NVIDIA cards it leaves alone; None where there are none."""
+    cards = unused_gpus(machine)
+    if not cards:
+        return None
+    names = ", ".join(dict.fromkeys(card.name for card in cards))
+    if "CUDA" in engine.system_info:
+        return (
+            f"NVML sees {names}, but this engine, built with CUDA, does not list it: CUDA_VISIBLE_DEVICES may hide it."
+        )
+    toolchain = look_around()
+    found = {gpu.backend: gpu for gpu in toolchain.gpus}
+    found["CUDA"] = dataclasses.replace(found.get("CUDA", Gpu(backend="CUDA")), device=names)
+    plan = plan_build(dataclasses.replace(toolchain, gpus=tuple(found.values()), cmake_args=""))
+    before = ""
+    if plan.backend not in {"CUDA", "Vulkan"}:
+        before = "install NVIDIA's CUDA toolkit (nvcc), then "
+        found["CUDA"] = dataclasses.replace(found["CUDA"], toolkit="nvcc")
+        plan = plan_build(dataclasses.replace(toolchain, gpus=(found["CUDA"],), cmake_args=""))
+    line = engine_line(plan, install_command)
+    return f"NVML sees {names}, but this engine was built without CUDA: {before}{line}"
 
 
 def make_line(cmake_args: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import shlex
 import shutil
@@ -30,6 +31,13 @@ def read_toolchain(environ: Mapping[str, str]) -> Toolchain:
         cmake_args=environ.get("CMAKE_ARGS", "").strip(),
         flags=tuple((name, environ[name]) for name in _FLAG_VARIABLES if environ.get(name)),
     )
+
+
+def install_command() -> list[str]:
+    """What installs into the Python that runs this: its own pip, or uv, whose environments have none."""
+    if importlib.util.find_spec("pip") is None:
+        return ["uv", "pip", "install", "--python", sys.executable]
+    return [sys.executable, "-m", "pip", "install"]
 
 
 def compiler_command(environ: Mapping[str, str]) -> list[str]:

@@ -3,6 +3,7 @@
 measuring   one sweep under way: self-test, trials, rounds side by side
 resuming    what the same sweep measured before
 spaces      what it may try
+rebuilding  when another engine build would do more
 guarding    when the file itself is not, or no longer, what can be measured
 answering   its report and profile, or why there is none
 recalling   the stored sweep that answers a question
@@ -15,7 +16,6 @@ interrupts  when Ctrl-C must wait
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,17 +26,17 @@ from offloadtune.engine import WORKER_COMMAND, Runner
 from offloadtune.errors import EngineError, EngineMissingError, GgufError, InterruptedSweepError, UsageError
 from offloadtune.footprint import pad_256
 from offloadtune.gguf import read_gguf
-from offloadtune.install import engine_line, plan_build, read_toolchain
 from offloadtune.pipeline.answering import answer_sweep, sha256
 from offloadtune.pipeline.guarding import GuardedRunner
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.measuring import Measuring
+from offloadtune.pipeline.rebuilding import missing_backend, rebuild_line
 from offloadtune.pipeline.serving import serve_stored, server_command
 from offloadtune.pipeline.summing import history
 from offloadtune.pipeline.using import export_stored, recommend_stored, write_export
 from offloadtune.probe import probe_host
 from offloadtune.records import EngineBuild, GgufFacts, Machine, Note, Settings, Target, Trial
-from offloadtune.sweeps import Event, Listener, SweepReport, SweepRequest
+from offloadtune.sweeps import Event, Listener, Said, SweepReport, SweepRequest
 
 __all__ = [
     "crash_path",
@@ -77,9 +77,12 @@ def probe(endpoints: Sequence[str] = (), *, measure: bool = True) -> tuple[Machi
     except (EngineMissingError, EngineError) as error:
         if endpoints and isinstance(error, EngineError):
             raise
-        note = Note(subject="devices", reason=f"{error} To install it: {_engine_hint()}")
+        note = Note(subject="devices", reason=f"{error} To install it: {rebuild_line()}")
         return Machine(host=host, devices=None, notes=(note,)), None
-    return Machine(host=host, devices=devices), build
+    machine = Machine(host=host, devices=devices)
+    if advice := missing_backend(machine, build):
+        machine = Machine(host=host, devices=devices, notes=(Note(subject="devices", reason=advice),))
+    return machine, build
 
 
 def crash_path() -> Path:
@@ -118,14 +121,16 @@ def _unbreakable(listen: Listener) -> Listener:
 def _measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listener) -> SweepReport:
     sha256_before = sha256(facts, listen, force=True) if request.prove else None
     command = request.worker_command or WORKER_COMMAND
-    with GuardedRunner(facts, _engine_hint, request.endpoints, command, _llama_arguments) as runner:
+    with GuardedRunner(facts, rebuild_line, request.endpoints, command, _llama_arguments) as runner:
         try:
             measuring = Measuring(request, facts, runner, listen)
         except EngineMissingError as error:
-            raise EngineMissingError(str(error), hint=_engine_hint()) from None
+            raise EngineMissingError(str(error), hint=rebuild_line()) from None
         except KeyboardInterrupt:
             message = "Stopped before the first trial had begun; nothing was measured."
             raise InterruptedSweepError(message, hint="run the same command again") from None
+        if advice := missing_backend(measuring.machine, measuring.engine):
+            listen(Said(text=advice))
         measuring.measure()
         with deaf():
             runner.close()
@@ -165,8 +170,3 @@ def _check_generates(facts: GgufFacts) -> None:
     if facts.arch == "t5" or key_values.get(f"{facts.arch}.attention.causal") is False:
         message = f"{name} does not write one token after another ({facts.arch}): this version cannot measure that."
         raise GgufError(message, hint=hint)
-
-
-def _engine_hint() -> str:
-    """The line that installs the engine for what this machine has."""
-    return engine_line(plan_build(read_toolchain(os.environ)))

@@ -15,6 +15,7 @@ from offloadtune.engine import Runner, VisitPlan, is_gone, self_test
 from offloadtune.errors import StoreError
 from offloadtune.footprint import pad_256
 from offloadtune.pipeline.interrupts import deaf
+from offloadtune.pipeline.rebuilding import rebuild_words
 from offloadtune.pipeline.resuming import open_journal
 from offloadtune.pipeline.spaces import SelfTestMemory, space_of
 from offloadtune.probe import probe_host
@@ -190,7 +191,7 @@ class Measuring:
             return trial
         found = self_test(self.runner, trial.settings, timeout_s=self._trial_s())
         if found.sentence:
-            self.listen(Said(text=found.sentence))
+            self.listen(Said(text=f"{found.sentence}{rebuild_words(found, self.machine)}"))
         if not found.is_conclusive:
             return trial
         self.tested.add(offloads)

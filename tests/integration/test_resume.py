@@ -107,11 +107,16 @@ def test_two_sweeps_do_not_measure_each_other(smollm2_path: Path) -> None:
 
 @pytest.fixture
 def heard_signals() -> Iterator[None]:
-    """What is started hears the signals that end it, even where the tests run in the background or under nohup."""
-    before = {name: signal.signal(name, signal.default_int_handler) for name in STOPS}
+    """What is started hears the signals that end it, even where the tests run in the background or under nohup.
+
+    A child inherits that a signal is ignored, but not a handler.
+    """
+    ignored = [stop for stop in STOPS if signal.getsignal(stop) is signal.SIG_IGN]
+    for stop in ignored:
+        signal.signal(stop, lambda *_: None)
     yield
-    for name, handler in before.items():
-        signal.signal(name, handler)
+    for stop in ignored:
+        signal.signal(stop, signal.SIG_IGN)
 
 
 @pytest.mark.usefixtures("heard_signals")

@@ -155,8 +155,12 @@ def test_own_arguments_with_a_gpu_are_keyed_on_its_toolkit() -> None:
 
 def test_line_for_those_without_make() -> None:
     plan = plan_build(with_gpus(CUDA))
-    expected = f"CMAKE_ARGS=\"-DGGML_CUDA=ON {COMMON}\" pip install --no-cache-dir 'llama-cpp-python>=0.3.36,<0.4'"
-    assert engine_line(plan) == expected
+    words = shlex.split(engine_line(plan, ["/opt/my tools/python", "-m", "pip", "install"]))
+    assert words == [
+        f"CMAKE_ARGS=-DGGML_CUDA=ON {COMMON}",
+        *("/opt/my tools/python", "-m", "pip", "install", "--force-reinstall", "--no-cache-dir"),
+        "llama-cpp-python>=0.3.36,<0.4",
+    ]
 
 
 @pytest.mark.parametrize("cmake_args", [COMMON, "-DCMAKE_CXX_FLAGS='-O3 -g'", '-DX="a b"', "-DX=$HOME"])
