@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -90,7 +91,17 @@ def sweep_view(report: SweepReport) -> RenderableType:
         Text(_outcome_words(report), style="dim"),
         Text(f"the same as a file: {report.apply_path}"),
         Text(f"profile: {report.profile_path}"),
+        *_next_lines(report),
     )
+
+
+def _next_lines(report: SweepReport) -> Iterator[RenderableType]:
+    """The commands that go on from here."""
+    file = shlex.quote(str(report.facts.path))
+    yield Text(f"serve it: offloadtune apply {file}")
+    rivals = [one.against for one in report.recommendation.versus if one.ratio.n_samples]
+    if rivals:
+        yield Text(f"check it by hand: offloadtune export {file} --of {rivals[0]}", style="dim")
 
 
 def answer_lines(
