@@ -228,7 +228,25 @@ def test_without_the_engine_the_rest_works(without_engine: dict[str, str], smoll
 def test_without_the_engine_nothing_can_be_measured(without_engine: dict[str, str], smollm2_path: Path) -> None:
     ended = offloadtune("sweep", smollm2_path, **without_engine)
     check_refused(ended, 17, "The engine, llama-cpp-python, is not installed in this Python")
-    assert "pip install" in ended.err
+    assert (
+        f"{sys.executable} -m pip install --force-reinstall --no-cache-dir 'llama-cpp-python>=0.3.36,<0.4'" in ended.err
+    )
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("sweep", "--help"), ("--version",)], ids=" ".join)
+def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
+    """What takes longest to import; times are too noisy to compare."""
+    heavy = ("numpy", "rich", "llama_cpp", "pynvml", "psutil")
+    program = f"""
+import atexit, sys
+atexit.register(lambda: print("loaded", [name for name in {heavy} if name in sys.modules], file=sys.stderr))
+sys.argv = ["offloadtune", *{arguments}]
+from offloadtune.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "loaded []"
+    assert "offloadtune" in done.stdout
 
 
 # --- our own mistakes ----------------------------------------------------------------------------------------------
