@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offloadtune.engine.classify import classify, is_engine_fault
+from offloadtune.engine.classify import classify, is_engine_fault, refused_file
 from offloadtune.records import Evidence, Outcome
 
 CUDA_MALLOC = (
@@ -229,3 +229,24 @@ def test_folders_of_whoever_built_the_engine_are_cut(abort_text: str, shown: str
 )
 def test_only_a_death_of_its_own_speaks_against_the_build(evidence: Evidence, is_fault: bool) -> None:  # noqa: FBT001
     assert is_engine_fault(evidence) is is_fault
+
+
+@pytest.mark.parametrize(
+    ("phase", "line", "told"),
+    [
+        ("load", "llama_model_load: error loading model: unknown model architecture: 'x'", "architecture: 'x'"),
+        ("load", "error loading model: error loading model vocabulary: unknown pre-tokenizer type: 'y'", "type: 'y'"),
+        ("load", "error loading model: key not found in model: x.block_count", "not found in model: x.block_count"),
+        ("load", "error loading model: done_getting_tensors: wrong number of tensors; expected 3, got 2", "got 2"),
+        ("load", "error loading model: unable to allocate CUDA0 buffer", None),
+        ("open", "unknown model architecture: 'x'", None),
+    ],
+)
+def test_what_the_engine_cannot_read_in_a_file(phase: str, line: str, told: str | None) -> None:
+    found = refused_file(Evidence(phase=phase, last_lines=("loaded meta data", line, "failed to load model")))
+    assert (found is None) == (told is None)
+    assert found is None or found.endswith(told or "")
+
+
+def test_no_evidence_is_no_refusal() -> None:
+    assert refused_file(None) is None
