@@ -1,59 +1,38 @@
-"""A front end's own server, run as our child until it ends."""
+"""A front end's own server, in our place."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from types import FrameType
 
 from offloadtune.errors import EngineError, EngineMissingError
 
-_PASSED_ON = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-_N_HEARD_KILLS = 3
 _SERVER_EXTRA = ("fastapi", "uvicorn", "sse_starlette", "starlette_context", "pydantic_settings")
 """What llama-cpp-python's server imports besides llama-cpp-python, in modules."""
 
 
 def run_server(command: Sequence[str]) -> int:
-    """Run `command` until it ends; its exit code, 128 and the signal's number where a signal ended it.
-
-    It has a process group of its own and is passed every Ctrl-C, SIGTERM and SIGHUP that we get, each exactly once: a
-    second one means "at once" to most servers. The third kills it.
+    """Become `command`: its signals, its exit code and its end are then its own. On Windows wait for it; its exit code.
 
     Raises EngineError, EngineMissingError when it cannot be started.
     """
     _check_can_start(command)
-    process: subprocess.Popen[bytes] | None = None
-    heard: list[int] = []
-
-    def pass_on(number: int, _frame: FrameType | None) -> None:
-        heard.append(number)
-        if process is not None and len(heard) < _N_HEARD_KILLS:
-            process.send_signal(number)
-        elif process is not None:
-            process.kill()
-
-    before = {
-        number: signal.signal(number, pass_on) for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN
-    }
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
     try:
-        process = subprocess.Popen(  # noqa: S603 - the command that was shown to the user
-            command, stdin=subprocess.DEVNULL, process_group=0
-        )
-        if heard:  # while it was being started
-            process.send_signal(heard[-1])
-        code = process.wait()
+        if sys.platform == "win32":
+            return subprocess.call(command)  # noqa: S603 - the command that was shown to the user
+        for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and what is ignored stays so in a new program
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+        os.execvp(command[0], [*command])  # noqa: S606
     except OSError as error:
         message = f"{command[0]} cannot be started: {error.strerror or error}."
         raise EngineError(message, hint="check that it runs by itself") from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
 
 
 def _check_can_start(command: Sequence[str]) -> None:

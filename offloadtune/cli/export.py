@@ -30,4 +30,4 @@ def export(
     if output is None:
         typer.echo(text, nl=False)
     else:
-        pipeline.write_export(output, text)
+        pipeline.write_export(output, text, console.tell)

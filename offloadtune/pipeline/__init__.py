@@ -7,8 +7,7 @@ rebuilding  when another engine build would do more
 guarding    when the file itself is not, or no longer, what can be measured
 answering   its report and profile, or why there is none
 recalling   the stored sweep that answers a question
-using       its answer again, and its settings as text
-serving     the target's own server, started with them
+using       its answer again, its settings as text, and the target's own server started with them
 summing     all journals, in short
 interrupts  when Ctrl-C must wait
 """
@@ -31,9 +30,8 @@ from offloadtune.pipeline.guarding import GuardedRunner
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.measuring import Measuring
 from offloadtune.pipeline.rebuilding import missing_backend, rebuild_line
-from offloadtune.pipeline.serving import serve_stored, server_command
 from offloadtune.pipeline.summing import history
-from offloadtune.pipeline.using import export_stored, recommend_stored, write_export
+from offloadtune.pipeline.using import export_stored, recommend_stored, serve_stored, server_command, write_export
 from offloadtune.probe import probe_host
 from offloadtune.records import EngineBuild, GgufFacts, Machine, Note, Settings, Target, Trial
 from offloadtune.sweeps import Event, Listener, Said, SweepReport, SweepRequest

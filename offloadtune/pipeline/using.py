@@ -1,17 +1,22 @@
-"""Using what is stored: the answer again, and its settings as text."""
+"""Using what is stored: the answer again, its settings as text, and the target's own server started with them."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from offloadtune import export, search
+from offloadtune import export, search, serve, store
 from offloadtune.errors import UsageError
-from offloadtune.pipeline.recalling import recall
-from offloadtune.pipeline.rendering import apply_text, baseline_figures
+from offloadtune.pipeline.recalling import Recalled, recall
+from offloadtune.pipeline.rendering import absolute, apply_text, baseline_figures
 from offloadtune.pipeline.summing import summarise
 from offloadtune.recalls import Question, RecallReport
-from offloadtune.sweeps import Listener
+from offloadtune.records import Target
+from offloadtune.sweeps import Listener, Said
+
+_GGUF_MAGIC = b"GGUF"
 
 
 def recommend_stored(question: Question, listen: Listener) -> RecallReport:
@@ -48,6 +53,50 @@ def export_stored(question: Question, of: str | None, listen: Listener) -> str:
     return apply_text(trial, recalled.facts.path, recalled.stored.header.endpoints, told)
 
 
-def write_export(path: Path, text: str) -> None:
-    """Write an exported text whole or not at all. Raises ExportError."""
+def write_export(path: Path, text: str, listen: Listener) -> None:
+    """Write an exported text and say where, never over a model file. Raises UsageError, ExportError."""
+    if _is_gguf(path):
+        hint = "name another file after --output: it is where the settings are written to"
+        raise UsageError(f"--output {path} is a GGUF model file and stays as it is.", hint=hint)
     export.write_text(path, text)
+    listen(Said(text=f"Written to {path}."))
+
+
+def server_command(question: Question, extra: Sequence[str], listen: Listener) -> list[str]:
+    """The words that start the target's own server with the stored recommendation, `extra` at their end.
+
+    What the words alone cannot say stands in a program written beside the profile. Raises GgufError,
+    NotMeasuredError, ExportError.
+    """
+    recalled = recall(question, listen)
+    settings, path = recalled.answer.trial.settings, absolute(recalled.facts.path)
+    endpoints = recalled.stored.header.endpoints
+    if recalled.answer.trial.target is Target.LLAMA_SERVER:
+        return [*export.llama_server_words(settings, path, endpoints), *extra]
+    program = export.render_server_program(settings, path, endpoints)
+    if program is None:
+        return [sys.executable, "-m", "llama_cpp.server", *export.llama_cpp_server_words(settings, path), *extra]
+    return [sys.executable, str(_written(program, recalled)), *extra]
+
+
+def serve_stored(command: Sequence[str]) -> int:
+    """Become what `server_command` named; the exit code on Windows. Raises EngineError, EngineMissingError."""
+    return serve.run_server(command)
+
+
+def _is_gguf(path: Path) -> bool:
+    """Whether a model file stands there, or a shard of one. A pipe is not asked: that would take what it holds."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as stream:
+            return stream.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
+    except (OSError, ValueError):  # then it cannot be written either, and the writer says why
+        return False
+
+
+def _written(program: str, recalled: Recalled) -> Path:
+    folder = absolute(store.profiles_dir() / recalled.stored.header.machine_id)
+    path = folder / f"{recalled.facts.path.stem}.llama_cpp_python_server.py"
+    export.write_text(path, program)
+    return path

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import concurrent.futures
 import errno
 import json
 import math
 import os
 import shlex
+import stat
 import subprocess
 import sys
 import tomllib
@@ -451,6 +453,22 @@ def test_the_old_file_stands_until_the_new_one_is_whole(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "fsync", lambda _handle: seen.append(path.read_text(encoding="utf-8")))
     write_text(path, "new")
     assert seen == ["old"]
+
+
+def test_what_is_no_file_of_its_own_is_written_into(tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    target.write_text("old and longer")
+    link.symlink_to(target)
+    write_text(link, "new")
+    assert (link.is_symlink(), target.read_text()) == (True, "new")
+    os.mkfifo(pipe)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        read = pool.submit(pipe.read_text)
+        write_text(pipe, "through")
+        assert read.result(timeout=30) == "through"
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    write_text(Path(os.devnull), "nowhere")
+    assert not Path(os.devnull).is_file()
 
 
 def test_a_folder_or_a_file_in_the_way_is_told(tmp_path: Path) -> None:
