@@ -1,6 +1,6 @@
 """What is asked of the journals, and what they answer: nothing here is measured anew.
 
-Floor 0: standard library and records only.
+Floor 0: standard library, records and units only.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from offloadtune.records import Figures, Goal, Recommendation, Target, Workload
+from offloadtune.units import format_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class JournalSummary:
     """One sweep in the journals: what was asked, on what, and what came of it.
 
     `best` is the answer written at its end; `was_put_aside` means measured anew since, with --fresh. `is_interrupted`
-    holds for one that was killed, and for one stopped in the middle of a trial.
+    holds for one that was killed, and for one stopped in the middle of a trial; `is_under_way` while it still measures.
     """
 
     path: Path
@@ -47,15 +48,39 @@ class JournalSummary:
     best: Recommendation | None
     was_put_aside: bool
     is_interrupted: bool
+    is_under_way: bool
+
+    @property
+    def trial_words(self) -> str:
+        return f"{format_count(self.n_ok, 'trial')} ok, {self.n_failed} failed, {format_count(self.n_rounds, 'round')}"
+
+    @property
+    def question_words(self) -> str:
+        """What was asked."""
+        workload = self.workload
+        numbers = f"{workload.n_prefix_cached}/{workload.n_prompt_new}/{workload.n_gen}/{workload.n_parallel}"
+        name = "" if workload.name == numbers else f"{workload.name} "
+        return f"{name}{numbers}, {self.goal}, {self.target}, n_ctx {self.n_ctx}"
+
+    @property
+    def basis_words(self) -> str:
+        """What an answer from it rests on: when, for what, on what, how much, and where it stands."""
+        when = f"{self.written_at:%Y-%m-%d %H:%M} UTC"
+        on = f"on {self.machine_id} with {self.engine_version}"
+        return f"measured {when} for {self.question_words} {on}: {self.trial_words}; {self.path}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableJournal:
-    """A file among the journals that cannot be read; `reason` is a full sentence."""
+    """A file among the journals that cannot be read; `reason` is a full sentence.
+
+    `gguf_id` is that of its header, None where not even that can be read.
+    """
 
     path: Path
     written_at: datetime
     reason: str
+    gguf_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -319,6 +319,7 @@ def summary() -> JournalSummary:
         best=recommendation(),
         was_put_aside=False,
         is_interrupted=False,
+        is_under_way=False,
     )
 
 
@@ -346,4 +347,5 @@ def journals() -> list[JournalSummary | UnreadableJournal]:
     unreadable = UnreadableJournal(
         path=Path("/home/user/sweeps/rtx/x-1.jsonl"), written_at=summary().written_at, reason=reason
     )
-    return [summary(), killed, unreadable, aside]
+    under_way = dataclasses.replace(killed, is_interrupted=False, is_under_way=True, n_ok=0)
+    return [under_way, summary(), killed, unreadable, aside]

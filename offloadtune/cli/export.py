@@ -7,26 +7,28 @@ from typing import Annotated
 
 import typer
 
-from offloadtune.cli.completion import one_of
-from offloadtune.records import Target
+from offloadtune.cli import asking
 
 
-def export(
-    file: Annotated[Path, typer.Argument(help="A GGUF model file that was measured.", show_default=False)],
-    target: Annotated[
-        str | None, typer.Option(help=f"The front end: {', '.join(Target)}.", autocompletion=one_of(Target))
-    ] = None,
+def export(  # noqa: PLR0913, PLR0917 - one parameter an option
+    file: asking.File,
+    goal: asking.GoalText = None,
+    workload: asking.WorkloadText = None,
+    target: asking.TargetText = None,
+    n_ctx: asking.ContextSize = None,
     of: Annotated[
         str | None, typer.Option(metavar="NAME", help="A baseline instead, like cpu_only or default.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write to this file instead of stdout.")] = None,
 ) -> None:
-    """Print the settings as a Python program or a command."""
-    from offloadtune import pipeline  # noqa: PLC0415 - kept out of --help
-    from offloadtune.cli import console, options  # noqa: PLC0415
-    from offloadtune.recalls import Question  # noqa: PLC0415
+    """Print the settings as a Python program or a command.
 
-    text = pipeline.export_stored(Question(path=file, target=options.target(target)), of, console.tell)
+    What is not said is taken as in the newest sweep of FILE.
+    """
+    from offloadtune import pipeline  # noqa: PLC0415 - kept out of --help
+    from offloadtune.cli import console  # noqa: PLC0415
+
+    text = pipeline.export_stored(asking.question(file, goal, workload, target, n_ctx), of, console.tell)
     if output is None:
         typer.echo(text, nl=False)
     else:

@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from offloadtune.cli import asking
+
 
 def history(
     file: Annotated[Path | None, typer.Argument(help="Only what was measured of this GGUF model file.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: asking.AsJson = False,
 ) -> None:
     """List every sweep made so far, newest first."""
     from offloadtune import pipeline, report  # noqa: PLC0415 - kept out of --help
@@ -20,4 +22,4 @@ def history(
     if json:
         console.show_json(report.history_json(journals))
     else:
-        console.show(report.history_view(journals))
+        console.show(report.history_view(journals, file.name if file else None))

@@ -1,10 +1,12 @@
 """The engine: trials in a child process, because what is tried may crash, hang or be killed.
 
 `Runner` runs trials and keeps one placement loaded; `WorkerProcess` owns the child; `classify` reads its remains;
-`self_test` looks for what keeps a broken build alive. Rejected: a process for every trial (a load each),
-a process for the whole sweep (the first crash ends it), threads (an abort takes us down).
+`self_test` looks for what keeps a broken build alive; `installed_build_id` tells builds apart, loading none.
+Rejected: a process for every trial (a load each), a process for the whole sweep (the first crash ends it), threads
+(an abort takes us down).
 """
 
+from offloadtune.engine.build import installed_build_id
 from offloadtune.engine.classify import classify, is_gone, refused_file
 from offloadtune.engine.process import WORKER_COMMAND, WorkerDiedError, WorkerProcess, WorkerRefusedError
 from offloadtune.engine.runner import Runner, VisitPlan
@@ -19,6 +21,7 @@ __all__ = [
     "WorkerProcess",
     "WorkerRefusedError",
     "classify",
+    "installed_build_id",
     "is_gone",
     "refused_file",
     "self_test",

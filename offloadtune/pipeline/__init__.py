@@ -1,5 +1,6 @@
 """The conductor: probe -> plan -> run -> store -> recommend -> export. The only package that knows both wings.
 
+checking    what cannot be measured is refused first
 measuring   one sweep under way: self-test, trials, rounds side by side
 resuming    what the same sweep measured before
 spaces      what it may try
@@ -7,6 +8,8 @@ rebuilding  when another engine build would do more
 guarding    when the file itself is not, or no longer, what can be measured
 answering   its report and profile, or why there is none
 recalling   the stored sweep that answers a question
+likeness    whether it was made on what is here now
+missing     what has to be measured where none answers
 using       its answer again, its settings as text, and the target's own server started with them
 summing     all journals, in short
 interrupts  when Ctrl-C must wait
@@ -22,10 +25,10 @@ from typing import Any
 
 from offloadtune import export, store
 from offloadtune.engine import WORKER_COMMAND, Runner
-from offloadtune.errors import EngineError, EngineMissingError, GgufError, InterruptedSweepError, UsageError
-from offloadtune.footprint import pad_256
+from offloadtune.errors import EngineError, EngineMissingError, InterruptedSweepError
 from offloadtune.gguf import read_gguf
 from offloadtune.pipeline.answering import answer_sweep, sha256
+from offloadtune.pipeline.checking import check
 from offloadtune.pipeline.guarding import GuardedRunner
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.measuring import Measuring
@@ -33,7 +36,7 @@ from offloadtune.pipeline.rebuilding import missing_backend, rebuild_line
 from offloadtune.pipeline.summing import history
 from offloadtune.pipeline.using import export_stored, recommend_stored, serve_stored, server_command, write_export
 from offloadtune.probe import probe_host
-from offloadtune.records import EngineBuild, GgufFacts, Machine, Note, Settings, Target, Trial
+from offloadtune.records import EngineBuild, GgufFacts, Machine, Note, Target, Trial
 from offloadtune.sweeps import Event, Listener, Said, SweepReport, SweepRequest
 
 __all__ = [
@@ -48,19 +51,6 @@ __all__ = [
     "sweep",
     "write_export",
 ]
-
-_ENCODERS = {
-    "bert",
-    "eurobert",
-    "gemma-embedding",
-    "jina-bert-v2",
-    "jina-bert-v3",
-    "modern-bert",
-    "neo-bert",
-    "nomic-bert",
-    "nomic-bert-moe",
-    "t5encoder",
-}
 
 
 def probe(endpoints: Sequence[str] = (), *, measure: bool = True) -> tuple[Machine, EngineBuild | None]:
@@ -101,7 +91,7 @@ def sweep(request: SweepRequest, listen: Listener) -> SweepReport:
     """
     listen = _unbreakable(listen)
     facts = read_gguf(request.path)
-    _check(request, facts)
+    check(request, facts)
     with store.measuring_alone(store.data_dir(), facts.path.name):
         return _measure_and_answer(request, facts, listen)
 
@@ -138,33 +128,3 @@ def _measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listene
 def _llama_arguments(trial: Trial) -> dict[str, Any] | None:
     """What the trial's snippet tells `Llama`: what is measured is what is handed over."""
     return export.llama_kwargs(trial.settings, trial.told) if trial.target is Target.LLAMA_CPP_PYTHON else None
-
-
-def _check(request: SweepRequest, facts: GgufFacts) -> None:
-    """Refuse what cannot be measured or written down, before anything is."""
-    _check_generates(facts)
-    if request.workload.n_parallel != 1:
-        message = f"Workload {request.workload.name} asks for {request.workload.n_parallel} sequences at once."
-        raise UsageError(message, hint="measure one sequence: this version does not measure several")
-    needed = request.workload.n_ctx_needed
-    if request.n_ctx is not None and request.n_ctx < needed:
-        message = f"--n-ctx {request.n_ctx} cannot hold the workload {request.workload.name}: it fills {needed} tokens."
-        raise UsageError(message, hint=f"use --n-ctx {pad_256(needed)} or a smaller --workload")
-    if facts.n_ctx_train and max(needed, request.n_ctx or 0) > facts.n_ctx_train:
-        asked = max(needed, request.n_ctx or 0)
-        message = f"{facts.path.name} was trained for {facts.n_ctx_train} tokens of context; this asks for {asked}."
-        raise UsageError(message, hint=f"stay within it: a smaller --workload or --n-ctx {facts.n_ctx_train}")
-    if request.target is Target.LLAMA_CPP_PYTHON:
-        export.render_snippet(Settings(**request.fixed), facts.path)
-
-
-def _check_generates(facts: GgufFacts) -> None:
-    """Refuse what llama.cpp loads but what does not write one token after another."""
-    key_values, name = dict(facts.key_values), facts.path.name
-    hint = "name a file of a text-generating model"
-    if facts.arch in _ENCODERS or key_values.get(f"{facts.arch}.pooling_type"):
-        message = f"{name} is an embedding model ({facts.arch}): it makes vectors of text and does not generate any."
-        raise GgufError(message, hint=hint)
-    if facts.arch == "t5" or key_values.get(f"{facts.arch}.attention.causal") is False:
-        message = f"{name} does not write one token after another ({facts.arch}): this version cannot measure that."
-        raise GgufError(message, hint=hint)

@@ -18,15 +18,27 @@ _OF_THE_MOMENT = {Outcome.OUT_OF_MEMORY_HOST, Outcome.TIMED_OUT, Outcome.CANCELL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSweep:
-    """A journal read back, and when its last line was written."""
+    """A journal read back, and when its last line was written; `is_under_way` while its sweep still measures."""
 
     path: Path
     written_at: datetime
     content: store.JournalContent
+    is_under_way: bool
 
     @property
     def header(self) -> store.SweepHeader:
         return self.content.header
+
+    @property
+    def was_put_aside(self) -> bool:
+        """Whether the same command began anew since, and so does not go on from here."""
+        return not self.path.stem.endswith(f"-{self.header.sweep_key}")
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether more was to come: it measures still, was killed, or stopped in the middle of a trial."""
+        results = self.content.results
+        return not self.content.is_ended or any(result.outcome is Outcome.CANCELLED for result in results)
 
 
 def sweeps_dir() -> Path:
@@ -51,13 +63,24 @@ def read_all(
     One that died before its first line holds nothing and is left out.
     """
     stored, unreadable = [], []
+    owner = store.owner_now(store.data_dir())
     for written_at, path in sorted(_dated_paths(), reverse=True):
+        header = None
         try:
-            if is_wanted(store.read_header(path)):
-                stored.append(StoredSweep(path=path, written_at=written_at, content=store.read_journal(path)))
+            header = store.read_header(path)
+            if is_wanted(header):
+                stored.append(_stored(path, written_at, owner))
         except StoreError as error:
-            unreadable.append(UnreadableJournal(path=path, written_at=written_at, reason=str(error)))
+            gguf_id = header.gguf_id if header else None
+            unreadable.append(UnreadableJournal(path=path, written_at=written_at, reason=str(error), gguf_id=gguf_id))
     return stored, unreadable
+
+
+def _stored(path: Path, written_at: datetime, owner: store.Owner | None) -> StoredSweep:
+    """The journal at `path`; the one that `owner` writes into is under way."""
+    content = store.read_journal(path)
+    is_its = owner is not None and owner.what == content.header.gguf_path.name and owner.began_at <= written_at
+    return StoredSweep(path=path, written_at=written_at, content=content, is_under_way=is_its and not content.is_ended)
 
 
 def last_results(content: store.JournalContent) -> tuple[TrialResult, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -62,6 +63,7 @@ class Measuring:
         )
         opened = open_journal(header, is_fresh=request.is_fresh, listen=listen)
         self.journal = opened.journal
+        self.journal.append_kept(self.space.kept)
         self.results, self.rounds = list(opened.results), list(opened.rounds)
         self.n_resumed = len(self.results)
         self.measured_at = opened.began_at
@@ -202,6 +204,7 @@ class Measuring:
         if not found.knobs:
             return trial
         self.space = dataclasses.replace(self.space, kept={**self.space.kept, **found.knobs})
+        self.journal.append_kept(self.space.kept)
         return search.next_trial(self.space, self.results) or trial
 
     def _tell_kept(self) -> None:
@@ -237,6 +240,7 @@ class Measuring:
             fixed=self.request.fixed,
             limit_bytes=self.request.vram_limit_bytes,
             endpoints=self.request.endpoints,
+            n_os_cpus=os.cpu_count(),
             ruler=store.RULER,
             started_at=self.started_at.isoformat(timespec="seconds"),
         )

@@ -1,29 +1,28 @@
 """Recalling: the newest stored sweep that answers a question, or the sentence that says what has to be measured.
 
 A goal is computed anew from the same visits. A workload must have been measured as it is, up to the number of tokens
-generated. Sweeps of another computer or another way of measuring never answer.
+generated. Sweeps of another computer, engine build, driver or way of measuring never answer.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from offloadtune import search, store
-from offloadtune.errors import NotMeasuredError
-from offloadtune.footprint import pad_256
+from offloadtune.engine import installed_build_id
 from offloadtune.gguf import read_gguf
-from offloadtune.pipeline.journals import StoredSweep, headers, last_results, read_all, rounds_among
+from offloadtune.pipeline.journals import StoredSweep, last_results, read_all, rounds_among
+from offloadtune.pipeline.likeness import Here
+from offloadtune.pipeline.missing import is_answered_by, not_measured
 from offloadtune.pipeline.spaces import space_of
 from offloadtune.probe import probe_host
 from offloadtune.recalls import Question, UnreadableJournal
 from offloadtune.recommend import Round, recommend
-from offloadtune.records import WORKLOADS, GgufFacts, Host, Recommendation, TrialResult, Workload
+from offloadtune.records import GgufFacts, Recommendation, TrialResult
 from offloadtune.sweeps import Listener, Said
-from offloadtune.units import format_count
+from offloadtune.units import format_bytes, format_count, parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,47 +39,72 @@ class Recalled:
 
 
 def recall(question: Question, listen: Listener) -> Recalled:
-    """The answer of the newest stored sweep that has one. Raises GgufError, NotMeasuredError."""
+    """The answer of the newest stored sweep that has one. Raises GgufError, NotMeasuredError, UsageError."""
     facts = read_gguf(question.path)
     of_file, unreadable = read_all(lambda header: header.gguf_id == facts.gguf_id)
+    here = Here(host=probe_host(measure=False), build_id=installed_build_id())
+    usable = [stored for stored in of_file if here.unlike(stored.header) is None]
+    found = _best_founded(_answers(question, facts, usable, unreadable))
     if unreadable:
         listen(Said(text=_unreadable_words(unreadable)))
-    here = _computer(probe_host(measure=False))
-    made_here = [stored for stored in of_file if _computer(stored.header.machine.host) == here]
-    usable = [stored for stored in made_here if stored.header.ruler == store.RULER]
+    if found is None:
+        raise not_measured(question, facts, of_file, unreadable, here)
+    if here.build_id is None:
+        note = (
+            "The engine is not installed in this Python: whether it is still the build that was measured is not known."
+        )
+        found = dataclasses.replace(found, notes=(*found.notes, note))
+    return found
+
+
+def _answers(
+    question: Question, facts: GgufFacts, usable: Sequence[StoredSweep], unreadable: list[UnreadableJournal]
+) -> Iterator[Recalled]:
+    """What each sweep says, newest first; one whose figures make no sense joins `unreadable` and hides no other."""
     for stored in usable:
-        recalled = _answer(question, facts, stored) if _is_answered_by(question, stored.header) else None
+        if not is_answered_by(question, stored.header):
+            continue
+        try:
+            recalled = _answer(question, facts, stored)
+        except Exception:  # noqa: BLE001 - whatever stands in a file that somebody else may have written
+            reason = f"{stored.path} holds figures that do not go together."
+            unreadable.append(
+                UnreadableJournal(
+                    path=stored.path, written_at=stored.written_at, reason=reason, gguf_id=stored.header.gguf_id
+                )
+            )
+            continue
         if recalled:
-            return recalled
-    raise _not_measured(question, facts, of_file, made_here, usable)
+            yield recalled
 
 
-def workload_words(workload: Workload) -> str:
-    """The workload's name where --workload takes it, else its four numbers."""
-    numbers = (workload.n_prefix_cached, workload.n_prompt_new, workload.n_gen, workload.n_parallel)
-    return workload.name if WORKLOADS.get(workload.name) == workload else "/".join(map(str, numbers))
+def _best_founded(answers: Iterator[Recalled]) -> Recalled | None:
+    """The newest, but for one cut short before its rounds where an older one compared side by side for the same."""
+    newest = next(answers, None)
+    if newest is None or newest.rounds or not newest.stored.is_cut_short:
+        return newest
+    for older in answers:
+        if older.rounds and _asked_the_same(older, newest):
+            note = (
+                f"A newer sweep, begun {newest.stored.header.started_at}, has compared nothing side by side yet: "
+                "it is passed over."
+            )
+            return dataclasses.replace(older, notes=(*older.notes, note))
+    return newest
 
 
-def _computer(host: Host) -> tuple[Any, ...]:
-    """What a computer is known by without asking the engine for its devices: the stable facts of its machine_id."""
-    return host.os.split()[0], host.cpu.brand, host.cpu.n_logical_cores, round(host.ram.total_bytes / 2**30)
-
-
-def _is_answered_by(question: Question, header: store.SweepHeader) -> bool:
-    asked, measured = question.workload or header.workload, header.workload
-    return (
-        (asked.n_prefix_cached, asked.n_prompt_new) == (measured.n_prefix_cached, measured.n_prompt_new)
-        and asked.n_parallel == measured.n_parallel
-        and asked.n_ctx_needed <= header.n_ctx
-        and question.target in {None, header.target}
-        and (question.n_ctx is None or pad_256(question.n_ctx) == header.n_ctx)
+def _asked_the_same(one: Recalled, other: Recalled) -> bool:
+    """Whether two sweeps, asked the same question, were made for the same too."""
+    first, second = (
+        (*found.stored.header.question[1:], found.stored.header.endpoints, found.space.goal) for found in (one, other)
     )
+    return first == second
 
 
 def _answer(question: Question, facts: GgufFacts, stored: StoredSweep) -> Recalled | None:
     """What the sweep says to the question, None where nothing ran to its end."""
     header, results = stored.header, last_results(stored.content)
-    its_own = space_of(facts, header)
+    its_own = space_of(facts, header, stored.content.kept)
     compared = [trial.settings for trial in search.finalists(its_own, results)]
     rounds: tuple[Round, ...] = tuple(
         one for one in rounds_among(stored.content, results) if all(settings in one for settings in compared)
@@ -118,69 +142,28 @@ def _notes(stored: StoredSweep, space: search.Space) -> Iterator[str]:
     header = stored.header
     if space.goal is not header.goal:
         yield f"The search went after {header.goal}: one that goes after {space.goal} may find better settings."
-    if space.workload.n_gen != header.workload.n_gen:
-        n_gen, n_asked = header.workload.n_gen, space.workload.n_gen
-        yield f"A turn of {n_asked} generated tokens is reckoned at the rate measured in turns of {n_gen}."
     options = " ".join(_limits(header))
     if options:
         yield f"Measured with {options}."
-    if not stored.content.is_ended:
-        yield "That sweep was killed before its end; the same command goes on from there."
+    if stored.is_under_way:
+        yield "That sweep is being measured now: its answer may still change."
+    elif not stored.content.is_ended:
+        go_on = "" if stored.was_put_aside else "; the same command goes on from there"
+        yield f"That sweep was killed before its end{go_on}."
 
 
 def _limits(header: store.SweepHeader) -> Iterator[str]:
     """The options that narrowed what was tried."""
     yield from (f"--set {name}={value}" for name, value in header.fixed.items())
     if header.limit_bytes is not None:
-        yield f"--vram-limit {header.limit_bytes}"
+        yield f"--vram-limit {_bytes_words(header.limit_bytes)}"
     yield from (f"--rpc {endpoint}" for endpoint in header.endpoints)
 
 
-# --- what is missing -----------------------------------------------------------------------------------------------
-
-
-def _not_measured(
-    question: Question,
-    facts: GgufFacts,
-    of_file: Sequence[StoredSweep],
-    made_here: Sequence[StoredSweep],
-    usable: Sequence[StoredSweep],
-) -> NotMeasuredError:
-    name, n_sweeps = facts.path.name, format_count(len(of_file), "sweep")
-    asked = list(_asked(question))
-    answering = [stored for stored in usable if _is_answered_by(question, stored.header)]
-    if answering:
-        tried = format_count(sum(len(last_results(stored.content)) for stored in answering), "stored trial")
-        message = f"Of {tried} of {name} none ran to its end."
-    elif usable:
-        known = "; ".join(dict.fromkeys(_measured_words(stored.header) for stored in usable))
-        message = f"{name} was not measured here with {' '.join(asked)}; stored are: {known}."
-    elif made_here:
-        message = f"{name} was measured here only in another way than today's, so its figures do not compare."
-    elif of_file:
-        machines = ", ".join(dict.fromkeys(stored.header.machine_id for stored in of_file))
-        message = f"{name} was measured only on another machine ({n_sweeps}, {machines})."
-    elif any(header.gguf_path.name == name for header in headers()):
-        message = f"{name} has changed since it was measured."
-    else:
-        message = f"Nothing was measured of {name} yet."
-    goal = [f"--goal {question.goal}"] if question.goal else []
-    command = shlex.join(["offloadtune", "sweep", str(question.path)])
-    return NotMeasuredError(message, hint=" ".join(["measure it:", command, *asked, *goal]))
-
-
-def _asked(question: Question) -> Iterator[str]:
-    """What the user asked for, as options of a sweep, but for the goal, which any sweep answers."""
-    if question.workload:
-        yield f"--workload {workload_words(question.workload)}"
-    if question.target:
-        yield f"--target {question.target}"
-    if question.n_ctx:
-        yield f"--n-ctx {question.n_ctx}"
-
-
-def _measured_words(header: store.SweepHeader) -> str:
-    return f"--workload {workload_words(header.workload)} --target {header.target} --n-ctx {header.n_ctx}"
+def _bytes_words(n_bytes: int) -> str:
+    """As the option takes it: rounded to a unit where nothing is lost."""
+    words = format_bytes(n_bytes).replace(" ", "")
+    return words if parse_bytes(words) == n_bytes else str(n_bytes)
 
 
 def _unreadable_words(unreadable: Sequence[UnreadableJournal]) -> str:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from offloadtune import search, store
 from offloadtune.records import EngineBuild, GgufFacts, Machine
 
 
-def space_of(facts: GgufFacts, header: store.SweepHeader) -> search.Space:
-    """What a sweep of `facts` under `header` may try, with what earlier self-tests found its engine build to need."""
+def space_of(facts: GgufFacts, header: store.SweepHeader, kept: Mapping[str, Any] | None = None) -> search.Space:
+    """What a sweep of `facts` under `header` may try.
+
+    `kept` is what its engine build needs to live; None asks what earlier self-tests found.
+    """
     machine, cpu = header.machine, header.machine.host.cpu
     free = sum(device.free_bytes for device in machine.offload_devices)
-    memory = SelfTestMemory(facts, machine, header.engine)
+    if kept is None:
+        memory = SelfTestMemory(facts, machine, header.engine)
+        kept = {**(memory.get(offloads=False) or {}), **(memory.get(offloads=True) or {})}
     return search.Space(
         facts=facts,
         workload=header.workload,
@@ -24,11 +30,11 @@ def space_of(facts: GgufFacts, header: store.SweepHeader) -> search.Space:
         limit_bytes=header.limit_bytes,
         n_physical_cores=cpu.n_physical_cores or cpu.n_logical_cores,
         n_logical_cores=cpu.n_logical_cores,
-        n_os_cpus=os.cpu_count() or 1,
+        n_os_cpus=header.n_os_cpus or os.cpu_count() or 1,
         fixed=header.fixed,
         n_fit_layers=header.n_fit_layers,
         lists_devices=bool(machine.offload_devices),
-        kept={**(memory.get(offloads=False) or {}), **(memory.get(offloads=True) or {})},
+        kept=kept,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from offloadtune.gguf import read_gguf
@@ -19,9 +20,14 @@ def history(path: Path | None) -> list[JournalSummary | UnreadableJournal]:
     stored, unreadable = read_all(
         lambda header: path is None or (header.gguf_id == gguf_id if gguf_id else header.gguf_path.name == path.name)
     )
-    mine = [one for one in unreadable if path is None or one.path.name.startswith(f"{path.stem}-")]
+    mine = [one for one in unreadable if path is None or one.gguf_id or _is_named_after(one.path, path)]
     everything: list[JournalSummary | UnreadableJournal] = [*(summarise(one) for one in stored), *mine]
     return sorted(everything, key=lambda one: one.written_at, reverse=True)
+
+
+def _is_named_after(journal: Path, path: Path) -> bool:
+    """Whether a journal that cannot be read has the name of one of the file at `path`, put aside or not."""
+    return re.fullmatch(rf"{re.escape(path.stem)}-[0-9a-f]{{12}}(\.\d{{8}}T\d{{6}})?\.jsonl", journal.name) is not None
 
 
 def summarise(stored: StoredSweep) -> JournalSummary:
@@ -44,6 +50,7 @@ def summarise(stored: StoredSweep) -> JournalSummary:
         n_failed=len(results) - n_ok - n_cancelled,
         n_rounds=len(content.rounds),
         best=content.recommendation,
-        was_put_aside=not stored.path.stem.endswith(f"-{header.sweep_key}"),
-        is_interrupted=n_cancelled > 0 or not content.is_ended,
+        was_put_aside=stored.was_put_aside,
+        is_interrupted=stored.is_cut_short and not stored.is_under_way,
+        is_under_way=stored.is_under_way,
     )

@@ -12,7 +12,7 @@ from offloadtune.errors import UsageError
 from offloadtune.pipeline.recalling import Recalled, recall
 from offloadtune.pipeline.rendering import absolute, apply_text, baseline_figures
 from offloadtune.pipeline.summing import summarise
-from offloadtune.recalls import Question, RecallReport
+from offloadtune.recalls import JournalSummary, Question, RecallReport
 from offloadtune.records import Target
 from offloadtune.sweeps import Listener, Said
 
@@ -32,7 +32,7 @@ def recommend_stored(question: Question, listen: Listener) -> RecallReport:
         skipped=search.skipped(recalled.space),
         n_steps=max(len(visit.step_ns) for visit in by_settings[answer.trial.settings].visits),
         apply_text=apply_text(answer.trial, path, header.endpoints),
-        rests_on=dataclasses.replace(summarise(recalled.stored), n_rounds=len(recalled.rounds)),
+        rests_on=_basis(recalled),
         notes=recalled.notes,
     )
 
@@ -42,7 +42,7 @@ def export_stored(question: Question, of: str | None, listen: Listener) -> str:
 
     Raises GgufError, NotMeasuredError, UsageError, ExportError.
     """
-    recalled = recall(question, listen)
+    recalled = _recall_and_tell(question, listen)
     trial, told = recalled.answer.trial, None
     if of is not None:
         baselines = search.baseline_trials(recalled.space)
@@ -68,7 +68,7 @@ def server_command(question: Question, extra: Sequence[str], listen: Listener) -
     What the words alone cannot say stands in a program written beside the profile. Raises GgufError,
     NotMeasuredError, ExportError.
     """
-    recalled = recall(question, listen)
+    recalled = _recall_and_tell(question, listen)
     settings, path = recalled.answer.trial.settings, absolute(recalled.facts.path)
     endpoints = recalled.stored.header.endpoints
     if recalled.answer.trial.target is Target.LLAMA_SERVER:
@@ -82,6 +82,19 @@ def server_command(question: Question, extra: Sequence[str], listen: Listener) -
 def serve_stored(command: Sequence[str]) -> int:
     """Become what `server_command` named; the exit code on Windows. Raises EngineError, EngineMissingError."""
     return serve.run_server(command)
+
+
+def _recall_and_tell(question: Question, listen: Listener) -> Recalled:
+    """The answer; what it rests on and what is to be known of it is said."""
+    recalled = recall(question, listen)
+    for text in (_basis(recalled).basis_words, *recalled.notes):
+        listen(Said(text=text))
+    return recalled
+
+
+def _basis(recalled: Recalled) -> JournalSummary:
+    """The sweep behind the answer, with the rounds that speak to the question."""
+    return dataclasses.replace(summarise(recalled.stored), n_rounds=len(recalled.rounds))
 
 
 def _is_gguf(path: Path) -> bool:

@@ -108,6 +108,7 @@ def _journal(one: JournalSummary | UnreadableJournal) -> dict[str, Any]:
         "trials": {"ok": one.n_ok, "failed": one.n_failed, "rounds": one.n_rounds},
         "put_aside": one.was_put_aside,
         "interrupted": one.is_interrupted,
+        "under_way": one.is_under_way,
         "recommended": _recommended(one.best) if one.best else None,
     }
 

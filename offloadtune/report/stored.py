@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from rich.console import Group, RenderableType
@@ -10,56 +10,54 @@ from rich.table import Table
 from rich.text import Text
 
 from offloadtune.recalls import JournalSummary, RecallReport, UnreadableJournal
-from offloadtune.report.terminal import answer_lines, headline, use_lines
-from offloadtune.units import format_count
+from offloadtune.report.terminal import answer_lines, headline, printable, use_lines
 
 
 def recall_view(report: RecallReport) -> RenderableType:
     """The answer as a sweep gives it, and what it rests on."""
     return Group(
         *answer_lines(report.recommendation, report.baselines, report.n_steps, report.skipped),
-        *(Text(f"- {note}") for note in report.notes),
+        *(Text(f"- {printable(note)}") for note in report.notes),
         *use_lines(report.recommendation, report.apply_text),
-        Text(_basis_words(report.rests_on), style="dim"),
+        Text(printable(report.rests_on.basis_words), style="dim"),
     )
 
 
-def history_view(journals: Sequence[JournalSummary | UnreadableJournal]) -> RenderableType:
-    """One row of two lines for each journal."""
+def history_view(journals: Sequence[JournalSummary | UnreadableJournal], name: str | None = None) -> RenderableType:
+    """One row of two lines for each journal, all or those of the file called `name`."""
+    if not journals and name:
+        return Text(f"Nothing was measured of {printable(name)}; `offloadtune history` lists everything.")
     if not journals:
         return Text("Nothing was measured yet: offloadtune sweep FILE")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("when", "what", "best", "on"):
         table.add_column(title, overflow="fold")
     for one in journals:
-        table.add_row(*(_unreadable_cells(one) if isinstance(one, UnreadableJournal) else _cells(one)))
+        cells = _unreadable_cells(one) if isinstance(one, UnreadableJournal) else _cells(one)
+        table.add_row(*("\n".join(map(printable, lines)) for lines in cells))
     return table
 
 
-def _cells(one: JournalSummary) -> tuple[str, str, str, str]:
-    mark = "interrupted" if one.is_interrupted else "measured anew since" if one.was_put_aside else ""
-    workload = one.workload
-    numbers = f"{workload.n_prefix_cached}/{workload.n_prompt_new}/{workload.n_gen}/{workload.n_parallel}"
-    name = "" if workload.name == numbers else f"{workload.name} "
-    return (
-        f"{_when(one.written_at)}\n{mark}",
-        f"{one.gguf_path.name}\n{name}{numbers}, {one.goal}, {one.target}, n_ctx {one.n_ctx}",
-        f"{headline(one.best) if one.best else 'no answer yet'}\n{_trial_words(one)}",
-        f"{one.engine_version}\n{one.machine_id}",
-    )
+def _cells(one: JournalSummary) -> Iterator[tuple[str, str]]:
+    yield _when(one.written_at), _mark(one)
+    yield one.gguf_path.name, one.question_words
+    yield headline(one.best) if one.best else _no_answer_words(one), one.trial_words
+    yield one.engine_version, one.machine_id
 
 
-def _unreadable_cells(one: UnreadableJournal) -> tuple[str, str]:
-    return _when(one.written_at), f"unreadable: {one.reason}"
+def _mark(one: JournalSummary) -> str:
+    if one.is_under_way:
+        return "being measured"
+    return "interrupted" if one.is_interrupted else "measured anew since" if one.was_put_aside else ""
 
 
-def _basis_words(rests_on: JournalSummary) -> str:
-    on = f"on {rests_on.machine_id} with {rests_on.engine_version}"
-    return f"measured {_when(rests_on.written_at)} {on}: {_trial_words(rests_on)}; {rests_on.path}"
+def _no_answer_words(one: JournalSummary) -> str:
+    return "not finished" if one.is_interrupted and one.n_ok + one.n_failed else "no answer yet"
 
 
-def _trial_words(one: JournalSummary) -> str:
-    return f"{format_count(one.n_ok, 'trial')} ok, {one.n_failed} failed, {format_count(one.n_rounds, 'round')}"
+def _unreadable_cells(one: UnreadableJournal) -> Iterator[tuple[str, ...]]:
+    yield (_when(one.written_at),)
+    yield (f"unreadable: {one.reason}",)
 
 
 def _when(moment: datetime) -> str:

@@ -65,7 +65,7 @@ def inspect_view(facts: GgufFacts) -> RenderableType:
     table.add_row("file", f"{facts.path.name}, {format_bytes(facts.file_bytes)}, GGUF version {facts.version}")
     table.add_row(
         "model",
-        f"{_printable(facts.name) or 'unnamed'}, {_printable(facts.arch)}, {facts.n_params / 1e6:,.0f} M parameters",
+        f"{printable(facts.name) or 'unnamed'}, {printable(facts.arch)}, {facts.n_params / 1e6:,.0f} M parameters",
     )
     table.add_row("quantisation", f"{facts.quantisation} ({_type_words(facts)})")
     table.add_row("layers", f"{facts.n_layer} and the output: -ngl {facts.n_layer + 1} is everything")
@@ -126,7 +126,7 @@ def answer_lines(
     yield Text(f"turn: the first token and {_turn_words(answer.workload.n_gen - 1, n_steps)}", style="dim")
     yield Text()
     yield Text(shown + _device_setting(answer.trial.settings), style="bold")
-    yield from (Text(f"- {reason}") for reason in answer.reasons)
+    yield from (Text(f"- {printable(reason)}") for reason in answer.reasons)
     yield from (Text(f"- Not tried: {reason}.", style="dim") for reason in skipped)
 
 
@@ -162,6 +162,8 @@ def _turn_words(n_more: int, n_timed: int) -> str:
 
 
 def _interval(estimate: Estimate) -> str:
+    if estimate.n_samples == 1:
+        return f"{format_seconds(estimate.p50)}, one sample"
     return (
         f"{format_seconds(estimate.low)} to {format_seconds(estimate.high)} around the median "
         f"({format_count(estimate.n_samples, 'sample')}, coverage {estimate.coverage_frac:.0%})"
@@ -185,7 +187,7 @@ def _facts_table() -> Table:
     return table
 
 
-def _printable(text: str | None) -> str:
+def printable(text: str | None) -> str:
     """Text of a stranger's file without what a terminal would obey."""
     return "".join(character for character in text or "" if character.isprintable())
 

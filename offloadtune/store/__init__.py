@@ -7,7 +7,7 @@ from offloadtune.store.codec import FORMAT, from_json, to_json
 from offloadtune.store.facts import FactFile
 from offloadtune.store.home import data_dir, profiles_dir
 from offloadtune.store.journal import RULER, Journal, JournalContent, SweepHeader, has_lines, read_header, read_journal
-from offloadtune.store.lock import measuring_alone
+from offloadtune.store.lock import Owner, measuring_alone, owner_now
 
 __all__ = [
     "FORMAT",
@@ -15,11 +15,13 @@ __all__ = [
     "FactFile",
     "Journal",
     "JournalContent",
+    "Owner",
     "SweepHeader",
     "data_dir",
     "from_json",
     "has_lines",
     "measuring_alone",
+    "owner_now",
     "profiles_dir",
     "read_header",
     "read_journal",

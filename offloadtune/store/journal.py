@@ -10,13 +10,14 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from offloadtune.errors import StoreError
 from offloadtune.records import EngineBuild, Goal, Machine, Recommendation, Target, TrialResult, Visit, Workload
+from offloadtune.store import soundness
 from offloadtune.store.codec import FORMAT, from_json, to_json
 
 RULER = 2
@@ -27,7 +28,8 @@ RULER = 2
 class SweepHeader:
     """What a sweep was made on and for; unlike sweeps are never mixed.
 
-    `n_fit_layers` is the answer of llama.cpp's --fit rule then, None where it could not be asked. `ruler` counts the
+    `n_fit_layers` is the answer of llama.cpp's --fit rule then, None where it could not be asked; `n_os_cpus` counted
+    all CPUs of the system, None where that was not written down. `ruler` counts the
     ways of measuring there have been: figures of different ones are not compared.
     """
 
@@ -47,6 +49,7 @@ class SweepHeader:
     started_at: str
     endpoints: tuple[str, ...] = ()
     n_fit_layers: int | None = None
+    n_os_cpus: int | None = None
     ruler: int = 1
 
     @property
@@ -71,7 +74,8 @@ class SweepHeader:
 class JournalContent:
     """A journal read back. `rounds` maps trial_id to visits, one mapping a round.
 
-    `is_ended` tells whether its last line is that of an end: a sweep that was killed has none.
+    `is_ended` tells whether its last line is that of an end: a sweep that was killed has none. `kept` are the knobs
+    its engine build needed to live, None where that was not written down.
     """
 
     header: SweepHeader
@@ -79,6 +83,7 @@ class JournalContent:
     rounds: tuple[dict[str, tuple[Visit, ...]], ...]
     recommendation: Recommendation | None
     is_ended: bool = False
+    kept: dict[str, Any] | None = None
 
 
 class Journal:
@@ -105,6 +110,9 @@ class Journal:
     def append_round(self, visits: Sequence[tuple[str, tuple[Visit, ...]]]) -> None:
         self._append("round", {trial_id: [to_json(visit) for visit in some] for trial_id, some in visits})
 
+    def append_kept(self, knobs: Mapping[str, Any]) -> None:
+        self._append("kept", dict(knobs))
+
     def append_end(self, recommendation: Recommendation | None) -> None:
         self._append("end", None if recommendation is None else to_json(recommendation))
 
@@ -127,23 +135,21 @@ def read_journal(path: Path) -> JournalContent:
     """Read a journal back. Raises StoreError when it is not one, is newer than this program, or was edited."""
     lines = _lines(path)
     header = _header(path, lines[0] if lines else {})
-    try:
-        return JournalContent(
-            header=header,
-            results=tuple(from_json(TrialResult, line["value"]) for line in lines if line["kind"] == "trial"),
-            rounds=tuple(_round(line["value"]) for line in lines if line["kind"] == "round"),
-            recommendation=next(
-                (
-                    from_json(Recommendation, line["value"])
-                    for line in reversed(lines)
-                    if line["kind"] == "end" and line["value"]
-                ),
-                None,
-            ),
-            is_ended=lines[-1]["kind"] == "end",
-        )
-    except (ValueError, TypeError, AttributeError) as error:
-        raise _wrong_line(path, error) from None
+    read: dict[str, list[Any]] = {kind: [] for kind in _READERS}
+    for i, line in enumerate(lines):
+        if line["kind"] in read:
+            try:
+                read[line["kind"]].append(_READERS[line["kind"]](line["value"]))
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                raise _wrong_line(path, i) from None
+    return JournalContent(
+        header=header,
+        results=tuple(read["trial"]),
+        rounds=tuple(read["round"]),
+        recommendation=next((answer for answer in reversed(read["end"]) if answer), None),
+        is_ended=lines[-1]["kind"] == "end",
+        kept=read["kept"][-1] if read["kept"] else None,
+    )
 
 
 def has_lines(path: Path) -> bool:
@@ -159,10 +165,10 @@ def read_header(path: Path) -> SweepHeader:
     """The header alone, from the first line of a journal. Raises StoreError as `read_journal` does."""
     try:
         with path.open("rb") as stream:
-            line = json.loads(stream.readline())
+            line = _parsed(stream.readline())
     except OSError as error:
         raise _cannot_read(path, error) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         line = {}
     return _header(path, line if isinstance(line, dict) else {})
 
@@ -177,19 +183,33 @@ def _header(path: Path, line: dict[str, Any]) -> SweepHeader:
         message = f"{path} was written by a newer offloadtune (format {written_format}, this one reads {FORMAT})."
         raise StoreError(message, hint="update offloadtune")
     try:
-        return from_json(SweepHeader, value)
-    except (ValueError, TypeError) as error:
-        raise _wrong_line(path, error) from None
+        header = from_json(SweepHeader, value)
+        soundness.check_header(header)
+    except (ValueError, TypeError, RecursionError):
+        raise _wrong_line(path, 0) from None
+    return header
 
 
-def _wrong_line(path: Path, error: Exception) -> StoreError:
-    message = f"{path} holds a line that does not read as what it says it is: {str(error).splitlines()[0]}"
+def _wrong_line(path: Path, i_line: int) -> StoreError:
+    message = f"{path} holds a line that does not read as what it says it is: line {i_line + 1}."
     return StoreError(message, hint="move the file away and sweep again")
 
 
 def _cannot_read(path: Path, error: OSError) -> StoreError:
     message = f"{path} cannot be read: {error.strerror or error}."
     return StoreError(message, hint="check the path and its permissions")
+
+
+def _parsed(text: bytes) -> Any:
+    """JSON whose whole numbers have at most 64 bits, as all that are measured. Raises ValueError, RecursionError."""
+    return json.loads(text, parse_int=_parsed_int)
+
+
+def _parsed_int(digits: str) -> int:
+    number = int(digits)
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError(digits)
+    return number
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -200,16 +220,41 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     lines = []
     for i, text in enumerate(raw[:-1]):  # what follows the last newline is torn or empty
         try:
-            line = json.loads(text)
-            lines.append({"kind": line["kind"], "value": line["value"]})
-        except (ValueError, TypeError, KeyError):
+            line = _parsed(text)
+            lines.append({"kind": str(line["kind"]), "value": line["value"]})
+        except (ValueError, TypeError, KeyError, RecursionError):
             message = f"{path} is damaged at line {i + 1}."
             raise StoreError(message, hint="move the file away and sweep again") from None
     return lines
 
 
+def _trial(value: Any) -> TrialResult:
+    result = from_json(TrialResult, value)
+    soundness.check_result(result)
+    return result
+
+
 def _round(value: dict[str, Any]) -> dict[str, tuple[Visit, ...]]:
-    return {trial_id: tuple(from_json(Visit, visit) for visit in visits) for trial_id, visits in value.items()}
+    one = {trial_id: tuple(from_json(Visit, visit) for visit in visits) for trial_id, visits in value.items()}
+    soundness.check_round(one)
+    return one
+
+
+def _kept(value: dict[str, Any]) -> dict[str, Any]:
+    soundness.check_fixed(value)
+    return value
+
+
+def _end(value: Any) -> Recommendation | None:
+    if not value:
+        return None
+    answer = from_json(Recommendation, value)
+    soundness.check_answer(answer)
+    return answer
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {"trial": _trial, "round": _round, "kept": _kept, "end": _end}
+"""Kind of a line -> what reads its value. Raises ValueError, TypeError, AttributeError for what is no such value."""
 
 
 def _cannot_write(path: Path, error: OSError) -> StoreError:

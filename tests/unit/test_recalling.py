@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -10,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_records import FACTS, MACHINE, header, visit
+from rich.console import Console
+from sample_records import ENGINE, FACTS, MACHINE, header, recommendation, visit
 from sample_records import result as sample_result
 
-from offloadtune import store
-from offloadtune.errors import NotMeasuredError
-from offloadtune.pipeline import history, recalling, server_command
+from offloadtune import search, store
+from offloadtune.errors import NotMeasuredError, UsageError
+from offloadtune.pipeline import history, recalling, recommend_stored, server_command
 from offloadtune.pipeline.recalling import Recalled, recall
 from offloadtune.recalls import JournalSummary, Question, UnreadableJournal
 from offloadtune.records import WORKLOADS, Goal, Outcome, Target, TrialResult, Visit, Workload
+from offloadtune.report import history_json, history_view, recall_view
 from offloadtune.sweeps import Event, Said
 
 SLOWER_TURN = 64  # n_ubatch of a rival whose first token comes sooner and whose turn takes longer
@@ -81,6 +85,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> Stored:
     """On the sample machine, with the sample file."""
     monkeypatch.setattr(recalling, "read_gguf", lambda _path: FACTS)
     monkeypatch.setattr(recalling, "probe_host", lambda **_options: MACHINE.host)
+    monkeypatch.setattr(recalling, "installed_build_id", lambda: ENGINE.build_id)
     return Stored()
 
 
@@ -116,14 +121,13 @@ def test_another_goal_is_answered_from_the_same_visits(stored: Stored) -> None:
     assert any("The search went after turn" in note for note in found.notes)
 
 
-def test_more_or_fewer_generated_tokens_are_reckoned_and_said(stored: Stored) -> None:
+def test_more_or_fewer_generated_tokens_are_reckoned(stored: Stored) -> None:
     stored(results=results())
     chat = WORKLOADS["chat"]
     found = asked(workload=dataclasses.replace(chat, name="mine", n_gen=8))
     by_name = {result.trial.why: result.visits[0] for result in results()}
     assert found.answer.trial.why == "the sooner token"  # which counts for more in a short turn
     assert found.answer.figures.turn_s.p50 == by_name["the sooner token"].turn_s(8)
-    assert any("8 generated tokens is reckoned at the rate measured in turns of 256" in note for note in found.notes)
     longer = dataclasses.replace(chat, name="mine", n_gen=513)  # one more than the context measured holds
     assert "--workload 2048/256/513/1" in refusal(workload=longer).hint
 
@@ -174,7 +178,7 @@ def test_a_killed_sweep_answers_and_options_are_remembered(stored: Stored) -> No
     stored(results=results(), is_ended=False, limit_bytes=20 << 30, endpoints=("far:1",))
     notes = " ".join(asked().notes)
     assert "--set n_threads=8" in notes
-    assert f"--vram-limit {20 << 30}" in notes
+    assert "--vram-limit 20.0GiB" in notes
     assert "--rpc far:1" in notes
     assert "killed before its end" in notes
 
@@ -183,6 +187,166 @@ def test_where_nothing_ran_an_older_sweep_answers(stored: Stored) -> None:
     older = stored(results=results())
     stored(results=[sample_result(Outcome.CRASHED)])
     assert asked().stored.path == older
+
+
+def cut_short(results: list[TrialResult]) -> list[TrialResult]:
+    return [*results, dataclasses.replace(results[0], outcome=Outcome.CANCELLED, reason="stopped", visits=())]
+
+
+def both_compared() -> list[dict[str, tuple[Visit, ...]]]:
+    one = {result.trial.trial_id: result.visits for result in results()}
+    return [one, one]
+
+
+@pytest.mark.parametrize("is_ended", [False, True], ids=["killed", "stopped"])
+def test_one_cut_short_before_its_rounds_gives_way_to_an_older_one_that_compared(
+    stored: Stored, *, is_ended: bool
+) -> None:
+    older = stored(results=results(), rounds=both_compared())
+    stored(results=cut_short(results()) if is_ended else results(), is_ended=is_ended)
+    found = asked()
+    assert found.stored.path == older
+    assert any("compared nothing side by side yet: it is passed over" in note for note in found.notes)
+    other = stored(results=results(n_ctx=4096), n_ctx=4096, is_ended=False)
+    assert asked().stored.path == other  # which was asked something else
+    whole = stored(results=results())
+    assert asked().stored.path == whole
+
+
+def test_the_engine_build_and_the_driver_and_the_cards_must_be_the_same(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(results=results())
+    monkeypatch.setattr(recalling, "installed_build_id", lambda: "another")
+    assert "was measured with another build of the engine (llama-cpp-python 0.3.36)" in str(refusal())
+    monkeypatch.setattr(recalling, "installed_build_id", lambda: None)
+    assert any("The engine is not installed in this Python" in note for note in asked().notes)
+    (gpu,) = MACHINE.host.nvml_gpus or ()
+    for other, words in (
+        (dataclasses.replace(gpu, driver="560.1"), "here with another driver (550.54.14, now it is 560.1)"),
+        (dataclasses.replace(gpu, name="NVIDIA RTX 2000"), "only on another machine"),
+    ):
+        host = dataclasses.replace(MACHINE.host, nvml_gpus=(other,))
+        monkeypatch.setattr(recalling, "probe_host", lambda host=host, **_options: host)
+        assert words in str(refusal())
+    unknown = dataclasses.replace(MACHINE.host, nvml_gpus=None)
+    monkeypatch.setattr(recalling, "probe_host", lambda **_options: unknown)
+    assert asked()
+
+
+def test_baselines_are_those_that_the_sweep_had(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = stored(results=results(), n_os_cpus=6, fixed={})
+    journal = store.Journal(path, None)
+    journal.append_kept({})
+    journal.append_kept({"use_extra_bufts": False})
+    journal.close()
+    monkeypatch.setattr(os, "cpu_count", lambda: 96)
+    baseline = search.baseline_trials(asked().space)["default"].settings
+    assert (baseline.n_threads_batch, baseline.use_extra_bufts) == (6, False)
+
+
+def test_a_sweep_under_way_is_not_called_interrupted(stored: Stored) -> None:
+    path = stored(results=results(), is_ended=False)
+    with store.measuring_alone(store.data_dir(), FACTS.path.name):
+        os.utime(path)
+        (row,) = history(None)
+        assert isinstance(row, JournalSummary)
+        assert (row.is_under_way, row.is_interrupted) == (True, False)
+        assert any("is being measured now" in note for note in asked().notes)
+    (row,) = history(None)
+    assert isinstance(row, JournalSummary)
+    assert (row.is_under_way, row.is_interrupted) == (False, True)
+
+
+def test_only_the_journal_that_the_same_command_would_find_is_gone_on_with(stored: Stored) -> None:
+    path = stored(results=results(), is_ended=False)  # the name says: put aside
+    assert "That sweep was killed before its end." in asked().notes
+    path.replace(path.with_name(f"{path.stem.partition('.')[0]}.jsonl"))
+    assert "That sweep was killed before its end; the same command goes on from there." in asked().notes
+
+
+# --- damage --------------------------------------------------------------------------------------------------------
+
+
+DAMAGES: dict[str, tuple[int, tuple[str, ...], Any]] = {
+    "deep header": (0, ("fixed",), "DEEP"),
+    "deep trial": (1, ("effective",), "DEEP"),
+    "unknown fixed": (0, ("fixed",), {"novelty": 1}),
+    "fixed of another type": (0, ("fixed",), {"n_threads": [1]}),
+    "no os": (0, ("machine", "host", "os"), " "),
+    "a folder out of place": (0, ("machine_id",), "../../x"),
+    "an escape": (0, ("engine", "version"), "\x1b[2J"),
+    "a huge number": (0, ("machine", "host", "ram", "total_bytes"), 10**400),
+    "no cores": (0, ("machine", "host", "cpu", "n_logical_cores"), 0),
+    "a negative context": (0, ("n_ctx",), -1),
+    "unknown cache type": (1, ("trial", "settings", "type_k"), "zz"),
+    "unknown load mode": (1, ("trial", "settings", "load_mode"), "zz"),
+    "no prompt": (1, ("visits",), [{**store.to_json(visit()), "prefill_ns": 0}]),
+    "no steps": (1, ("visits",), [{**store.to_json(visit()), "step_ns": []}]),
+    "a round of warm-ups": (3, (results()[0].trial.trial_id,), [store.to_json(visit(is_warmup=True))]),
+    "a round of nothing": (3, (results()[0].trial.trial_id,), []),
+    "unknown kept": (4, (), {"novelty": 1}),
+    "an infinite figure": (5, ("figures", "turn_s", "p50"), float("inf")),
+    "a figure that is none": (5, ("figures", "ttft_s", "low"), float("nan")),
+    "a changed goal": (5, ("goal",), "splendid"),
+}
+
+
+def damage(path: Path, i_line: int, keys: tuple[str, ...], value: Any) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    line = json.loads(lines[i_line])
+    holder, last = line, "value"
+    for key in keys:
+        holder, last = holder[last], key
+    holder[last] = value
+    lines[i_line] = json.dumps(line).replace('"DEEP"', "[" * 100_000 + "]" * 100_000)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_a_row_and_a_warning_and_older_sweeps_answer(stored: Stored, name: str) -> None:
+    older = stored(results=results(), rounds=both_compared())
+    newer = stored(results=results(), rounds=both_compared()[:1], is_ended=False)
+    journal = store.Journal(newer, None)
+    journal.append_kept({})
+    journal.append_end(recommendation())
+    journal.close()
+    damage(newer, *DAMAGES[name])
+    heard: list[Event] = []
+    report = recommend_stored(Question(path=FACTS.path), heard.append)
+    shown(recall_view(report))
+    shown(history_view(history(None)))
+    json.dumps(history_json(history(None)), allow_nan=False)
+    words = " ".join(event.text for event in heard if isinstance(event, Said))
+    assert report.rests_on.path == older
+    assert words.startswith(f"Warning: 1 journal left out: {newer} ") or name == "no cores"  # then a machine apart
+    assert "Error" not in words
+
+
+@pytest.mark.parametrize("keys", [("workload", "name"), ("gguf_path",)], ids=".".join)
+def test_names_that_are_no_text_harm_nothing(stored: Stored, keys: tuple[str, ...]) -> None:
+    path = stored(results=results())
+    damage(path, 0, keys, "\ud800\x1b[2J")
+    assert recommend_stored(Question(path=FACTS.path), print).rests_on.path == path
+    shown(recall_view(recommend_stored(Question(path=FACTS.path), print)))
+    shown(history_view(history(None)))
+
+
+def test_infinite_bounds_of_a_single_round_are_shown(stored: Stored) -> None:
+    path = stored(results=results(), is_ended=False)
+    journal = store.Journal(path, None)
+    journal.append_end(recommendation())  # holds one
+    journal.close()
+    assert FACTS.path.name in shown(history_view(history(None)))
+    assert isinstance(history(None)[0], JournalSummary)
+
+
+def shown(view: Any) -> str:
+    console = Console(file=io.StringIO(), width=400)
+    console.print(view)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b" not in text
+    return text
 
 
 def test_an_unreadable_journal_is_one_warning(stored: Stored) -> None:
@@ -221,6 +385,8 @@ def test_another_question(stored: Stored) -> None:
 
 def test_another_content_and_another_machine(stored: Stored) -> None:
     other = dataclasses.replace(MACHINE.host, cpu=dataclasses.replace(MACHINE.host.cpu, n_logical_cores=2))
+    stored(results=results(), gguf_id="before", gguf_path=Path("/elsewhere") / FACTS.path.name)
+    assert "Nothing was measured of" in str(refusal())  # a namesake is not this file
     stored(results=results(), gguf_id="before")
     assert "has changed since it was measured" in str(refusal())
     stored(results=results(), machine_id="far-1", machine=dataclasses.replace(MACHINE, host=other))
@@ -233,6 +399,41 @@ def test_an_older_ruler_does_not_compare(stored: Stored, monkeypatch: pytest.Mon
     stored(results=results())
     monkeypatch.setattr(store, "RULER", store.RULER + 1)
     assert "only in another way than today's" in str(refusal())
+
+
+def test_a_journal_of_this_file_that_cannot_be_read(stored: Stored) -> None:
+    path = stored(results=results())
+    damage(path, 1, ("outcome",), "splendid")
+    with pytest.raises(NotMeasuredError, match=r"What was measured of .* cannot be read: .*: line 2\.$") as caught:
+        asked()
+    assert caught.value.hint.startswith("move that file away and measure it again: offloadtune sweep ")
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ({"n_ctx": 100}, "--n-ctx 100 cannot hold the workload chat"),
+        ({"workload": Workload(name="x", n_prefix_cached=0, n_prompt_new=50_000, n_gen=9)}, "was trained for 40960"),
+        ({"workload": Workload(name="x", n_prefix_cached=0, n_prompt_new=9, n_gen=9, n_parallel=2)}, "2 sequences"),
+    ],
+    ids=["context", "training", "sequences"],
+)
+def test_what_no_sweep_could_measure_is_refused_as_a_sweep_does(
+    stored: Stored, question: dict[str, Any], words: str
+) -> None:
+    stored(results=results())
+    with pytest.raises(UsageError, match=words):
+        asked(**question)
+
+
+def test_the_history_of_a_file_takes_unreadable_journals_by_their_whole_name(stored: Stored) -> None:
+    path = stored(results=results())
+    for stem in ("gone-0123456789ab", "gone-0123456789ab.20260102T030405", "gone-2-0123456789ab", "gone-old"):
+        path.with_name(f"{stem}.jsonl").write_text("nonsense\n")
+    assert {row.path.stem for row in history(Path("gone.gguf"))} == {
+        "gone-0123456789ab",
+        "gone-0123456789ab.20260102T030405",
+    }
 
 
 def test_only_failures(stored: Stored) -> None:

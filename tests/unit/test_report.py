@@ -76,6 +76,7 @@ def screen(view: RenderableType) -> str:
         ("recall", lambda: recall_view(recalled())),
         ("history", lambda: history_view(journals())),
         ("history_empty", lambda: history_view([])),
+        ("history_empty_of_file", lambda: history_view([], "a\x1b[2J.gguf")),
         ("sweep_server_interrupted", lambda: sweep_view(report(SERVER_TRIAL, is_interrupted=True))),
     ],
 )
@@ -202,6 +203,8 @@ def test_a_stored_answer_has_the_keys_of_a_sweep(capsys: pytest.CaptureFixture[s
 
 def test_the_history_tells_the_unreadable_apart(capsys: pytest.CaptureFixture[str]) -> None:
     rows = strict(history_json(journals()), capsys)["journals"]
+    under_way, *rows = rows
+    assert (under_way["under_way"], under_way["interrupted"]) == (True, False)
     assert [row["unreadable"] for row in rows] == [
         None,
         None,

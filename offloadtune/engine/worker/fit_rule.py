@@ -56,7 +56,7 @@ def fit_layers(path: str, settings: dict[str, Any], margin_bytes: int) -> int | 
 
 
 def _rule() -> Any:
-    folders = (native.library_dir(), Path(low.__file__).parent.parent / "lib")
+    folders = (native.LIBRARY_DIR, Path(low.__file__).parent.parent / "lib")
     for folder in folders:
         try:
             library = ctypes.CDLL(str(folder / "libllama-common.so"))

@@ -6,7 +6,6 @@ ggml symbols are taken through libllama's own handle: loading libggml by another
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import sys
 from collections import deque
@@ -17,9 +16,12 @@ from typing import Any
 
 from llama_cpp import llama_cpp
 
+from offloadtune.engine.build import build_id, library_dir
+
 low: Any = llama_cpp
 ggml: Any = low._lib  # noqa: SLF001 - the documented way to the rest of the library
 
+LIBRARY_DIR = library_dir(Path(low.__file__).parent)
 FLASH_ATTN_TYPES = {"auto": -1, "disabled": 0, "enabled": 1}
 LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "direct_io": 4}
 GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
@@ -126,7 +128,7 @@ def start(tell_abort: Callable[[str], None]) -> tuple[Log, Any]:
     callback = _AbortCallback(lambda text: tell_abort((text or b"").decode("utf-8", "replace")))
     set_abort_callback(callback)
     if not any(DEVICE_KINDS[dev_type(device)] == "cpu" for device in devices()):  # backends built as plug-ins
-        load_all_from_path(os.fsencode(library_dir()))
+        load_all_from_path(os.fsencode(LIBRARY_DIR))
     return log, callback
 
 
@@ -173,24 +175,15 @@ def describe_device(device: int) -> dict[str, Any]:
     }
 
 
-def library_dir() -> Path:
-    return Path(os.environ.get("LLAMA_CPP_LIB_PATH") or Path(low.__file__).parent / "lib")
-
-
 def describe_build() -> dict[str, Any]:
-    """Fields of `records.EngineBuild`. The id hashes names, sizes and first bytes of the libraries."""
-    digest = hashlib.sha256()
-    for library in sorted(library_dir().glob("*")):
-        if library.is_file() and (".so" in library.name or library.suffix in {".dylib", ".dll"}):
-            with library.open("rb") as stream:
-                digest.update(f"{library.name} {library.stat().st_size}".encode() + stream.read(1 << 16))
+    """Fields of `records.EngineBuild`."""
     import llama_cpp  # noqa: PLC0415 - already loaded, only for its version
 
     return {
         "version": f"llama-cpp-python {llama_cpp.__version__}",
-        "build_id": digest.hexdigest()[:12],
+        "build_id": build_id(LIBRARY_DIR),
         "system_info": low.llama_print_system_info().decode("utf-8", "replace").strip(),
-        "library_dir": str(library_dir()),
+        "library_dir": str(LIBRARY_DIR),
     }
 
 

@@ -1,0 +1,46 @@
+"""The options of the commands that ask the journals, and the question that their texts make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from offloadtune.cli.completion import one_of
+from offloadtune.records import WORKLOADS, Goal, Target
+
+if TYPE_CHECKING:
+    from offloadtune.recalls import Question
+
+File = Annotated[Path, typer.Argument(help="A GGUF model file that was measured.", show_default=False)]
+GoalText = Annotated[
+    str | None, typer.Option("--goal", help=f"What best means: {', '.join(Goal)}.", autocompletion=one_of(Goal))
+]
+WorkloadText = Annotated[
+    str | None,
+    typer.Option(
+        "--workload",
+        help="chat, rag, code, long, CACHED/NEW/GENERATED/SEQUENCES, or a TOML file.",
+        autocompletion=one_of(WORKLOADS),
+    ),
+]
+TargetText = Annotated[
+    str | None, typer.Option("--target", help=f"The front end: {', '.join(Target)}.", autocompletion=one_of(Target))
+]
+ContextSize = Annotated[int | None, typer.Option("--n-ctx", min=1, help="Context wanted.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def question(file: Path, goal: str | None, workload: str | None, target: str | None, n_ctx: int | None) -> Question:
+    """What is asked; what is not said is taken as in the newest sweep. Raises UsageError."""
+    from offloadtune.cli import options  # noqa: PLC0415 - kept out of --help
+    from offloadtune.recalls import Question  # noqa: PLC0415
+
+    return Question(
+        path=file,
+        goal=Goal(options.choice("--goal", goal, list(Goal))) if goal else None,
+        workload=options.workload(workload) if workload else None,
+        target=options.target(target),
+        n_ctx=n_ctx,
+    )

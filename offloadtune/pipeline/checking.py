@@ -1,0 +1,52 @@
+"""Checking: what cannot be measured or written down is refused before anything is."""
+
+from __future__ import annotations
+
+from offloadtune import export
+from offloadtune.errors import GgufError, UsageError
+from offloadtune.footprint import pad_256
+from offloadtune.records import GgufFacts, Settings, Target
+from offloadtune.sweeps import SweepRequest
+
+_ENCODERS = {
+    "bert",
+    "eurobert",
+    "gemma-embedding",
+    "jina-bert-v2",
+    "jina-bert-v3",
+    "modern-bert",
+    "neo-bert",
+    "nomic-bert",
+    "nomic-bert-moe",
+    "t5encoder",
+}
+
+
+def check(request: SweepRequest, facts: GgufFacts) -> None:
+    """Refuse what a sweep cannot do. Raises GgufError, UsageError, ExportError."""
+    _check_generates(facts)
+    if request.workload.n_parallel != 1:
+        message = f"Workload {request.workload.name} asks for {request.workload.n_parallel} sequences at once."
+        raise UsageError(message, hint="measure one sequence: this version does not measure several")
+    needed = request.workload.n_ctx_needed
+    if request.n_ctx is not None and request.n_ctx < needed:
+        message = f"--n-ctx {request.n_ctx} cannot hold the workload {request.workload.name}: it fills {needed} tokens."
+        raise UsageError(message, hint=f"use --n-ctx {pad_256(needed)} or a smaller --workload")
+    if facts.n_ctx_train and max(needed, request.n_ctx or 0) > facts.n_ctx_train:
+        asked = max(needed, request.n_ctx or 0)
+        message = f"{facts.path.name} was trained for {facts.n_ctx_train} tokens of context; this asks for {asked}."
+        raise UsageError(message, hint=f"stay within it: a smaller --workload or --n-ctx {facts.n_ctx_train}")
+    if request.target is Target.LLAMA_CPP_PYTHON:
+        export.render_snippet(Settings(**request.fixed), facts.path)
+
+
+def _check_generates(facts: GgufFacts) -> None:
+    """Refuse what llama.cpp loads but what does not write one token after another."""
+    key_values, name = dict(facts.key_values), facts.path.name
+    hint = "name a file of a text-generating model"
+    if facts.arch in _ENCODERS or key_values.get(f"{facts.arch}.pooling_type"):
+        message = f"{name} is an embedding model ({facts.arch}): it makes vectors of text and does not generate any."
+        raise GgufError(message, hint=hint)
+    if facts.arch == "t5" or key_values.get(f"{facts.arch}.attention.causal") is False:
+        message = f"{name} does not write one token after another ({facts.arch}): this version cannot measure that."
+        raise GgufError(message, hint=hint)

@@ -1,0 +1,82 @@
+"""What a journal may say beyond the types of its records: a file anyone can write must not trip who reads it later.
+
+Raises ValueError with a few words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from offloadtune.records import Figures, Recommendation, Settings, TrialResult, Visit
+from offloadtune.store.codec import from_json, to_json
+
+if TYPE_CHECKING:
+    from offloadtune.store.journal import SweepHeader
+
+_CACHE_TYPES = {"f32", "f16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "bf16"}
+WORDS = {
+    "flash_attn_type": {"auto", "disabled", "enabled"},
+    "load_mode": {"auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"},
+    "type_k": _CACHE_TYPES,
+    "type_v": _CACHE_TYPES,
+}
+"""The settings that are words, and all words that front ends and the engine know for them."""
+
+
+def check_header(header: SweepHeader) -> None:
+    """Names that are printed or become part of a path, and the settings that the user fixed."""
+    check_fixed(header.fixed)
+    _require(header.machine.host.os.split() != [], "a system without a name")
+    _require(PurePath(header.machine_id).name == header.machine_id, "a machine_id that is no name of a folder")
+    devices = [text for device in header.machine.devices or () for text in (device.name, device.description)]
+    texts = (header.machine_id, header.engine.version, header.started_at, *header.endpoints, *devices)
+    _require(all(text.isprintable() for text in texts), "a name that cannot be printed")
+    _require(0 < header.n_ctx < 1 << 31, "a context of impossible size")
+
+
+def check_fixed(settings: Mapping[str, Any]) -> None:
+    """Some of the fields of Settings, by name."""
+    _require(settings.keys() <= {field.name for field in dataclasses.fields(Settings)}, "an unknown setting")
+    check_settings(from_json(Settings, {**to_json(Settings()), **settings}))
+
+
+def check_settings(settings: Settings) -> None:
+    for name, words in WORDS.items():
+        _require(getattr(settings, name) in words, f"an unknown {name}")
+    _require(all(name.isprintable() for name in settings.devices or ()), "a device that cannot be printed")
+
+
+def check_result(result: TrialResult) -> None:
+    check_settings(result.trial.settings)
+    _check_visits(result.visits)
+
+
+def check_round(visits: Mapping[str, Iterable[Visit]]) -> None:
+    """Every trial in a round has a visit that counts."""
+    for some in visits.values():
+        _require(any(not visit.is_warmup for visit in some), "a round without a visit that counts")
+        _check_visits(some)
+
+
+def check_answer(answer: Recommendation) -> None:
+    """Figures are finite; what was compared by a single round has an interval without ends."""
+    check_settings(answer.trial.settings)
+    figures = [getattr(answer.figures, field.name) for field in dataclasses.fields(Figures)]
+    numbers = [number for one in figures for number in (one.p50, one.low, one.high, one.coverage_frac)]
+    _require(all(math.isfinite(number) for number in numbers), "a figure that is no number")
+
+
+def _check_visits(visits: Iterable[Visit]) -> None:
+    for visit in visits:
+        _require(visit.prefill_ns > 0 and visit.n_prompt_new > 0, "a prompt read in no time")
+        steps = (*visit.step_ns, *visit.sample_ns)
+        _require(bool(visit.step_ns and visit.sample_ns) and min(steps) >= 0 < sum(steps), "tokens written in no time")
+
+
+def _require(is_sound: bool, words: str) -> None:  # noqa: FBT001
+    if not is_sound:
+        raise ValueError(words)
