@@ -77,5 +77,5 @@ def _read_owner(note: Path) -> Owner | None:
         owner = json.loads(note.read_text(encoding="utf-8"))
         began_at = datetime.fromisoformat(owner["began"])
         return Owner(pid=int(owner["pid"]), what=str(owner["what"]), began_at=began_at.astimezone(UTC))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -23,6 +23,7 @@ from sample_records import (
     SETTINGS,
     TRIAL,
     UNDECIDED,
+    estimate,
     figures,
     journals,
     recalled,
@@ -135,9 +136,9 @@ def test_the_sweep_has_the_promised_keys(capsys: pytest.CaptureFixture[str]) -> 
     best = value["recommended"]
     assert best["settings"] == {**dataclasses.asdict(SETTINGS), "devices": None}
     assert best["target"] == "llama_cpp_python"
-    for name, estimate in (("ttft_s", figures().ttft_s), ("decode_tok_per_s", figures().decode_tok_per_s)):
+    for name, one in (("ttft_s", figures().ttft_s), ("decode_tok_per_s", figures().decode_tok_per_s)):
         seen = best[name]
-        assert (seen["p50"], seen["low"], seen["high"]) == (estimate.p50, estimate.low, estimate.high)
+        assert (seen["p50"], seen["low"], seen["high"]) == (one.p50, one.low, one.high)
     assert best["prefill_tok_per_s"]["p50"] == 1422.0
     assert best["peak_bytes"] == {"CUDA0": 5 << 30, "host_rss": None}
     assert best["verdict_vs_default"] == "same"
@@ -199,6 +200,14 @@ def test_a_stored_answer_has_the_keys_of_a_sweep(capsys: pytest.CaptureFixture[s
     assert value["trials"] == {"ok": 12, "failed": 1, "rounds": 6}
     assert value["rests_on"]["started_at"] == "2026-01-02T03:04:05+00:00"
     assert value["notes"] == list(recalled().notes)
+
+
+def test_one_sample_has_no_interval() -> None:
+    once = dataclasses.replace(recommendation().figures, ttft_s=estimate(1.6, n_samples=1))
+    view = recall_view(
+        dataclasses.replace(recalled(), recommendation=dataclasses.replace(recommendation(), figures=once))
+    )
+    assert "first token: 1.60 s, one sample" in screen(view)
 
 
 def test_the_history_tells_the_unreadable_apart(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,9 +19,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_records import SETTINGS, TRIAL, header, recommendation, result, visit
 
-from offloadtune.errors import StoreError
+from offloadtune.errors import BusyError, StoreError
+from offloadtune.export import llama_cpp_python
 from offloadtune.records import Estimate, Machine, Outcome, Recommendation, Settings, TrialResult, Visit, Workload
-from offloadtune.store import FORMAT, FactFile, Journal, SweepHeader, from_json, read_journal, to_json
+from offloadtune.store import (
+    FORMAT,
+    FactFile,
+    Journal,
+    SweepHeader,
+    from_json,
+    measuring_alone,
+    owner_now,
+    read_journal,
+    soundness,
+    to_json,
+)
 
 RESULTS = tuple(result(outcome) for outcome in Outcome)
 ROUNDS = (
@@ -294,6 +306,32 @@ def test_a_disk_that_is_really_full_is_told(tmp_path: Path) -> None:
         with pytest.raises(StoreError) as caught:
             journal.append_round([(TRIAL.trial_id, (visit(),))])
     check_unwritable(caught, errno.ENOSPC)
+
+
+def test_every_word_that_a_front_end_can_be_told_is_known() -> None:
+    assert soundness.WORDS["type_k"] == soundness.WORDS["type_v"] == set(llama_cpp_python._GGML_TYPES)
+    assert set(llama_cpp_python._LOAD_MODES) < soundness.WORDS["load_mode"]
+
+
+# --- who measures now ----------------------------------------------------------------------------------------------
+
+
+def test_who_measures_is_known_while_the_lock_is_held(tmp_path: Path) -> None:
+    assert owner_now(tmp_path) is None
+    with measuring_alone(tmp_path, "a.gguf"):
+        owner = owner_now(tmp_path)
+        assert owner is not None
+        assert (owner.pid, owner.what) == (os.getpid(), "a.gguf")
+    assert owner_now(tmp_path) is None  # the note is there still, and so are we
+
+
+@pytest.mark.parametrize("note", ["", "5", "{", "[" * 100_000, '{"pid": 1}', '{"pid": 1, "began": "x", "what": "y"}'])
+def test_a_note_that_cannot_be_read_names_nobody(tmp_path: Path, note: str) -> None:
+    with measuring_alone(tmp_path, "a.gguf"):
+        (tmp_path / "measuring.json").write_text(note)
+        assert owner_now(tmp_path) is None
+        with pytest.raises(BusyError, match="its process left no name"), measuring_alone(tmp_path, "b.gguf"):
+            pass
 
 
 # --- small facts ---------------------------------------------------------------------------------------------------
