@@ -48,7 +48,7 @@ def sweeps_dir() -> Path:
 
 def headers() -> Iterator[store.SweepHeader]:
     """The headers that can be read."""
-    for path in sweeps_dir().glob("*/*.jsonl"):
+    for path in _paths():
         try:
             yield store.read_header(path)
         except StoreError:  # not ours to judge here
@@ -107,8 +107,13 @@ def rounds_among(
     )
 
 
+def _paths() -> Iterator[Path]:
+    """Files only: reading a pipe of such a name would wait for ever."""
+    return (path for path in sweeps_dir().glob("*/*.jsonl") if path.is_file())
+
+
 def _dated_paths() -> Iterator[tuple[datetime, Path]]:
-    for path in sweeps_dir().glob("*/*.jsonl"):
+    for path in _paths():
         try:
             written_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
         except OSError:  # gone since it was listed

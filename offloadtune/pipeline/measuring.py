@@ -63,7 +63,8 @@ class Measuring:
         )
         opened = open_journal(header, is_fresh=request.is_fresh, listen=listen)
         self.journal = opened.journal
-        self.journal.append_kept(self.space.kept)
+        if opened.kept != self.space.kept:
+            self.journal.append_kept(self.space.kept)
         self.results, self.rounds = list(opened.results), list(opened.rounds)
         self.n_resumed = len(self.results)
         self.measured_at = opened.began_at

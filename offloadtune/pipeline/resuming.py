@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from offloadtune import store
 from offloadtune.errors import StoreError
@@ -26,6 +27,7 @@ class Opened:
     began_at: str
     results: tuple[TrialResult, ...] = ()
     rounds: tuple[dict[Settings, tuple[Visit, ...]], ...] = ()
+    kept: dict[str, Any] | None = None
 
 
 def open_journal(header: store.SweepHeader, *, is_fresh: bool, listen: Listener) -> Opened:
@@ -47,7 +49,8 @@ def open_journal(header: store.SweepHeader, *, is_fresh: bool, listen: Listener)
         since = content.header.started_at
         listen(Said(text=f"Going on from {kept} of the same sweep, begun {since}; --fresh measures anew."))
     began_at = content.header.started_at
-    return Opened(journal=store.Journal(path, None), began_at=began_at, results=results, rounds=rounds)
+    journal = store.Journal(path, None)
+    return Opened(journal=journal, began_at=began_at, results=results, rounds=rounds, kept=content.kept)
 
 
 def _lasting(content: store.JournalContent, now: store.SweepHeader) -> tuple[TrialResult, ...]:

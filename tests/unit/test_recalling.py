@@ -354,6 +354,7 @@ def test_an_unreadable_journal_is_one_warning(stored: Stored) -> None:
     path.with_name("x-1.jsonl").write_text('{"kind": "header"}\n{"kind": 1\n')
     path.with_name("x-2.jsonl").write_text("nonsense\n")
     path.with_name("x-3.jsonl").write_text("")  # died before its first line: nothing to tell
+    os.mkfifo(path.with_name("x-4.jsonl"))
     heard: list[Event] = []
     assert asked(heard.append).stored.path == path
     (said,) = heard
