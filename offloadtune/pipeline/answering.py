@@ -20,7 +20,7 @@ from offloadtune.errors import (
 from offloadtune.gguf import identify, sha256_of
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.measuring import Measuring
-from offloadtune.pipeline.rendering import absolute, apply_text, baseline_figures
+from offloadtune.pipeline.rendering import apply_text, baseline_figures
 from offloadtune.records import GgufFacts, Outcome, Target
 from offloadtune.sweeps import Listener, Said, SweepReport
 from offloadtune.units import format_bytes, format_count, format_seconds
@@ -82,7 +82,7 @@ def _write(measuring: Measuring, profile: export.Profile) -> tuple[Path, Path]:
     stem = measuring.facts.path.stem
     if measuring.is_interrupted and not measuring.rounds:
         stem += ".interrupted"
-    folder = absolute(store.profiles_dir() / measuring.machine.machine_id)
+    folder = (store.profiles_dir() / measuring.machine.machine_id).absolute()
     profile_path = folder / f"{stem}.toml"
     apply_path = folder / f"{stem}.{_APPLY_SUFFIXES[profile.recommendation.trial.target]}"
     try:

@@ -17,7 +17,6 @@ from offloadtune.errors import StoreError
 from offloadtune.footprint import pad_256
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.rebuilding import rebuild_words
-from offloadtune.pipeline.rendering import absolute
 from offloadtune.pipeline.resuming import open_journal
 from offloadtune.pipeline.spaces import SelfTestMemory, space_of
 from offloadtune.probe import probe_host
@@ -232,7 +231,7 @@ class Measuring:
             machine=self.machine,
             engine=self.engine,
             gguf_id=self.facts.gguf_id,
-            gguf_path=absolute(self.facts.path),
+            gguf_path=self.facts.path.absolute(),
             file_bytes=self.facts.file_bytes,
             workload=self.request.workload,
             goal=self.request.goal,

@@ -11,7 +11,6 @@ from offloadtune.footprint import pad_256
 from offloadtune.pipeline.checking import check
 from offloadtune.pipeline.journals import StoredSweep, headers, last_results
 from offloadtune.pipeline.likeness import Here, Unlike
-from offloadtune.pipeline.rendering import absolute
 from offloadtune.recalls import Question, UnreadableJournal
 from offloadtune.records import WORKLOADS, GgufFacts, Target, Workload
 from offloadtune.sweeps import SweepRequest
@@ -68,7 +67,7 @@ def _why(question: Question, facts: GgufFacts, of_file: Sequence[StoredSweep], h
         return f"{name} was not measured here with {' '.join(_asked(question))}; stored are: {known}."
     if of_file:
         return _unlike_words(name, of_file, here)
-    places = {absolute(facts.path), facts.path.resolve()}
+    places = {facts.path.absolute(), facts.path.resolve()}
     if any(header.gguf_path in places and header.gguf_id != facts.gguf_id for header in headers()):
         return f"{name} has changed since it was measured."
     return f"Nothing was measured of {name} yet."

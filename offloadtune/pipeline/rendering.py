@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -11,16 +10,14 @@ from offloadtune.recommend import Round, counted_visits, figures
 from offloadtune.records import Figures, Target, Trial, TrialResult
 
 
-def absolute(path: Path) -> Path:
-    """`path` from the root, its links kept: the shards of a file may stand together only as links."""
-    return Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps "..", resolve follows links
-
-
 def apply_text(trial: Trial, path: Path, endpoints: Sequence[str], told: Collection[str] | None = None) -> str:
-    """The Python program or the shell command that uses the settings of `trial`; `Llama` may be `told` only a few."""
+    """The Python program or the shell command that uses the settings of `trial`; `Llama` may be `told` only a few.
+
+    The path keeps its links: the shards of a file may stand together only as links.
+    """
     if trial.target is Target.LLAMA_SERVER:
-        return export.render_command(trial.settings, absolute(path), endpoints)
-    return export.render_snippet(trial.settings, absolute(path), endpoints, told)
+        return export.render_command(trial.settings, path.absolute(), endpoints)
+    return export.render_snippet(trial.settings, path.absolute(), endpoints, told)
 
 
 def baseline_figures(

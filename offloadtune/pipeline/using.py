@@ -10,7 +10,7 @@ from pathlib import Path
 from offloadtune import export, search, serve, store
 from offloadtune.errors import UsageError
 from offloadtune.pipeline.recalling import Recalled, recall
-from offloadtune.pipeline.rendering import absolute, apply_text, baseline_figures
+from offloadtune.pipeline.rendering import apply_text, baseline_figures
 from offloadtune.pipeline.summing import summarise
 from offloadtune.recalls import JournalSummary, Question, RecallReport
 from offloadtune.records import Target
@@ -69,7 +69,7 @@ def server_command(question: Question, extra: Sequence[str], listen: Listener) -
     NotMeasuredError, ExportError.
     """
     recalled = _recall_and_tell(question, listen)
-    settings, path = recalled.answer.trial.settings, absolute(recalled.facts.path)
+    settings, path = recalled.answer.trial.settings, recalled.facts.path.absolute()
     endpoints = recalled.stored.header.endpoints
     if recalled.answer.trial.target is Target.LLAMA_SERVER:
         return [*export.llama_server_words(settings, path, endpoints), *extra]
@@ -109,7 +109,7 @@ def _is_gguf(path: Path) -> bool:
 
 
 def _written(program: str, recalled: Recalled) -> Path:
-    folder = absolute(store.profiles_dir() / recalled.stored.header.machine_id)
+    folder = (store.profiles_dir() / recalled.stored.header.machine_id).absolute()
     path = folder / f"{recalled.facts.path.stem}.llama_cpp_python_server.py"
     export.write_text(path, program)
     return path
