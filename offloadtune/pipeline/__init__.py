@@ -16,7 +16,7 @@ interrupts  when Ctrl-C must wait
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.measuring import Measuring
 from offloadtune.pipeline.rebuilding import missing_backend, rebuild_line
 from offloadtune.pipeline.serving import serve_stored, server_command
+from offloadtune.pipeline.spaces import wanted_n_ctx
 from offloadtune.pipeline.summing import history
 from offloadtune.pipeline.using import export_stored, recommend_stored, write_export
 from offloadtune.probe import probe_host
@@ -120,8 +121,13 @@ def _unbreakable(listen: Listener) -> Listener:
 
 def _measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listener) -> SweepReport:
     sha256_before = sha256(facts, listen, force=True) if request.prove else None
-    command = request.worker_command or WORKER_COMMAND
-    with GuardedRunner(facts, rebuild_line, request.endpoints, command, _llama_arguments) as runner:
+    with GuardedRunner(
+        facts,
+        rebuild_line,
+        endpoints=request.endpoints,
+        command=request.worker_command or WORKER_COMMAND,
+        arguments=_llama_arguments,
+    ) as runner:
         try:
             measuring = Measuring(request, facts, runner, listen)
         except EngineMissingError as error:
@@ -131,7 +137,11 @@ def _measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listene
             raise InterruptedSweepError(message, hint="run the same command again") from None
         if advice := missing_backend(measuring.machine, measuring.engine):
             listen(Said(text=advice))
-        measuring.measure()
+        try:
+            measuring.measure()
+        except BaseException:
+            measuring.journal.close()
+            raise
         with deaf():
             runner.close()
     return answer_sweep(measuring, sha256_before)
@@ -156,8 +166,23 @@ def _check(request: SweepRequest, facts: GgufFacts) -> None:
         asked = max(needed, request.n_ctx or 0)
         message = f"{facts.path.name} was trained for {facts.n_ctx_train} tokens of context; this asks for {asked}."
         raise UsageError(message, hint=f"stay within it: a smaller --workload or --n-ctx {facts.n_ctx_train}")
+    _check_fixed(request.fixed, wanted_n_ctx(request, facts))
     if request.target is Target.LLAMA_CPP_PYTHON:
         export.render_snippet(Settings(**request.fixed), facts.path)
+
+
+def _check_fixed(fixed: Mapping[str, Any], n_ctx: int) -> None:
+    """Refuse what the engine would round to something else: that would be measured and not recommended."""
+    for name in ("n_threads", "n_threads_batch", "n_batch", "n_ubatch"):
+        if fixed.get(name) == 0:
+            raise UsageError(f"--set {name}=0 needs a number above 0.", hint=f"write it like --set {name}=4")
+    n_batch, n_ubatch = fixed.get("n_batch", n_ctx), fixed.get("n_ubatch", 1)
+    if max(n_batch, n_ubatch) > n_ctx:
+        message = f"A batch of {max(n_batch, n_ubatch)} is more than the context of {n_ctx}, which is all it can hold."
+        raise UsageError(message, hint="use a larger --n-ctx or a smaller batch")
+    if n_ubatch > n_batch:
+        message = f"--set n_ubatch={n_ubatch} is more than n_batch={n_batch}, which it divides."
+        raise UsageError(message, hint="set n_batch to at least as much")
 
 
 def _check_generates(facts: GgufFacts) -> None:

@@ -27,8 +27,8 @@ RULER = 2
 class SweepHeader:
     """What a sweep was made on and for; unlike sweeps are never mixed.
 
-    `n_fit_layers` is the answer of llama.cpp's --fit rule then, None where it could not be asked. `ruler` counts the
-    ways of measuring there have been: figures of different ones are not compared.
+    `n_fit_layers` is the answer of llama.cpp's --fit rule then, `no_fit` why there is none to be tried. `ruler` counts
+    the ways of measuring there have been: figures of different ones are not compared.
     """
 
     offloadtune_version: str
@@ -47,6 +47,7 @@ class SweepHeader:
     started_at: str
     endpoints: tuple[str, ...] = ()
     n_fit_layers: int | None = None
+    no_fit: str = ""
     ruler: int = 1
 
     @property
