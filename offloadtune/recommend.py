@@ -200,7 +200,7 @@ def _missing_reasons(case: _Case, versus: Sequence[Comparison]) -> Iterator[str]
         result = by_settings.get(trial.settings)
         if name == "as_shipped":
             if result is not None and result.outcome is Outcome.UNSUPPORTED:
-                yield f"As shipped, {case.space.target.value} does not take this workload: it {result.reason}."
+                yield f"As shipped, {case.space.target.value} does not serve this workload: {result.reason}."
             continue
         if name in compared or (name == "cpu_only" and not case.space.has_devices):
             continue
@@ -213,6 +213,8 @@ def _missing_reasons(case: _Case, versus: Sequence[Comparison]) -> Iterator[str]
         else:
             continue
         yield f"No verdict against {_baseline_words(case.space, name)}: {why}."
+    if case.space.no_fit and case.space.target is Target.LLAMA_CPP_PYTHON:
+        yield f"No verdict against llama.cpp's --fit rule: {case.space.no_fit}."
 
 
 def _context_reasons(case: _Case, chosen: TrialResult) -> Iterator[str]:

@@ -47,6 +47,7 @@ _PHASES = {
     "tiny": "in the self-test",
     "decode": "while reading a prompt",
     "front_end": "by llama-cpp-python's own Llama",
+    "defaults": "before it was measured",
 }
 
 

@@ -117,7 +117,7 @@ class WorkerProcess:
             elif reply.get("id") == self._n_requests:
                 break
         if "refused" in reply:
-            raise self._refused(reply["refused"], reply["reason"])
+            raise self._refused(reply)
         value: dict[str, Any] = reply["value"]
         return value
 
@@ -156,10 +156,13 @@ class WorkerProcess:
         except WorkerDiedError as error:
             raise _cannot_start(error, endpoints) from None
 
-    def _refused(self, phase: str, reason: str) -> WorkerRefusedError:
-        """The log says more than the worker about the engine's refusals, but nothing about those of `Llama`."""
-        words = reason if phase == "front_end" else None
-        return WorkerRefusedError(reason, Evidence(phase=phase, abort_text=words, last_lines=tuple(self._lines.copy())))
+    def _refused(self, reply: dict[str, Any]) -> WorkerRefusedError:
+        evidence = Evidence(
+            phase=reply["refused"],
+            abort_text=reply["reason"] if reply["is_telling"] else None,
+            last_lines=tuple(self._lines.copy()),
+        )
+        return WorkerRefusedError(reply["reason"], evidence)
 
     def _died(self, phase: str, *, timed_out: bool) -> WorkerDiedError:
         self._reap()

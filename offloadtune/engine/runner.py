@@ -109,19 +109,19 @@ class Runner:
             raise EngineError(message, hint=hint) from None
         return EngineBuild(**hello["build"]), _DEVICES.validate_python(hello["devices"])
 
-    def fit_layers(self, settings: Settings, margin_bytes: int) -> int | None:
-        """n_gpu_layers by llama.cpp's --fit rule with the memory free now, -1 for all; None where it cannot be asked.
+    def fit_layers(self, settings: Settings, margin_bytes: int, *, timeout_s: float) -> tuple[int | None, bool]:
+        """n_gpu_layers by llama.cpp's --fit rule with the memory free now, -1 for all, and whether that is all it says.
 
-        Nothing is loaded for it. `margin_bytes` stay free on each device.
+        None where it cannot be asked. Nothing is loaded for it. `margin_bytes` stay free on each device.
         """
         asked = {"path": str(self._path), "settings": dataclasses.asdict(settings), "margin_bytes": margin_bytes}
         try:
             self._living()
-            found: int | None = self._ask("fit_layers", time.monotonic() + _FIT_S, **asked)["n_gpu_layers"]
+            found = self._ask("fit_layers", time.monotonic() + min(_FIT_S, timeout_s), **asked)
         except (EngineError, WorkerDiedError):  # the sweep can do without, and will see for itself what is wrong
             self.kill()
-            return None
-        return found
+            return None, False
+        return found["n_gpu_layers"], found["is_whole"]
 
     def try_tiny(self, settings: Settings, *, timeout_s: float) -> tuple[Outcome, str, Evidence | None]:
         """How a turn of a few tokens in a small context ends; leaves the placement loaded when it lives."""
@@ -146,7 +146,7 @@ class Runner:
         try:
             refusal = self._run_into(seen, trial, plan, deadline)
             if refusal:
-                outcome, reason = Outcome.UNSUPPORTED, f"refused: {refusal.rstrip('.')}"
+                outcome, reason = Outcome.UNSUPPORTED, refusal
         except (WorkerDiedError, WorkerRefusedError) as error:
             outcome, reason, evidence = self._failed(error, trial.settings)
         return TrialResult(
@@ -170,10 +170,10 @@ class Runner:
             outcome, reason, evidence = self._failed(error, trial.settings)
             return TrialResult(trial=trial, outcome=outcome, reason=reason, evidence=evidence)
 
-    def _run_into(self, seen: dict[str, Any], trial: Trial, plan: VisitPlan, deadline: float) -> str | None:
+    def _run_into(self, seen: dict[str, Any], trial: Trial, plan: VisitPlan, deadline: float) -> str:
         """Fill `seen` with fields of TrialResult as they become known, so that a failure keeps what came before.
 
-        Returns the words of a front end that does not take the workload in the context it has.
+        Returns why the workload is not for the context it gets, "" where it is.
         """
         settings, workload = trial.settings, plan.workload
         self._place(settings, deadline)
@@ -185,15 +185,21 @@ class Runner:
                 (name, value) for name, value in opened["effective"].items() if asked[name] != value
             )
             if opened["effective"]["n_ctx"] < workload.n_ctx_needed:
-                n_prompt = workload.n_prefix_cached + workload.n_prompt_new
-                told = self._ask("refusal", deadline, context=opened["handle"], n_prompt=n_prompt)
-                return told["refusal"] or "its context ends before the answer does"
+                return self._refusal(opened, workload, deadline)
             canary = self._ask("canary", deadline, context=opened["handle"])
             seen["device_peak_bytes"] = self._device_peaks(canary["min_free_bytes"], seen["memory"])
             if canary["host_peak_rss_bytes"] is not None:
                 seen["host_peak_rss_bytes"] = max(0, canary["host_peak_rss_bytes"] - canary["saved_state_bytes"])
             seen["visits"] = self._visits(opened, plan, deadline)
-        return None
+        return ""
+
+    def _refusal(self, opened: dict[str, Any], workload: Workload, deadline: float) -> str:
+        """What a context that is too small for the workload does to it, in the front end's words where it has some."""
+        n_ctx, n_prompt = opened["effective"]["n_ctx"], workload.n_prefix_cached + workload.n_prompt_new
+        if n_prompt < n_ctx:
+            return f"its context of {n_ctx} ends after {n_ctx - n_prompt} of {workload.n_gen} tokens of the answer"
+        words = self._ask("refusal", deadline, context=opened["handle"], n_prompt=n_prompt)["refusal"]
+        return f"it refuses: {words.rstrip('.')}" if words else f"its context of {n_ctx} ends before the prompt"
 
     def _device_peaks(self, min_free: dict[str, int], memory: Sequence[MemoryUse]) -> tuple[tuple[str, int], ...]:
         """The fall of each device's free memory since before the load, and never less than the engine itself counts.

@@ -149,6 +149,8 @@ def backend_advice(
         return None
     names = ", ".join(dict.fromkeys(card.name for card in cards))
     if "CUDA" in engine.system_info:
+        if len(cards) < len(machine.host.nvml_gpus or ()):  # some are listed: the others are hidden on purpose
+            return None
         return (
             f"NVML sees {names}, but this engine, built with CUDA, does not list it: CUDA_VISIBLE_DEVICES may hide it."
         )
@@ -157,7 +159,8 @@ def backend_advice(
     found["CUDA"] = dataclasses.replace(found.get("CUDA", Gpu(backend="CUDA")), device=names)
     plan = plan_build(dataclasses.replace(toolchain, gpus=tuple(found.values()), cmake_args=""))
     before = ""
-    if plan.backend not in {"CUDA", "Vulkan"}:
+    has_vulkan = any(device.name.startswith("Vulkan") for device in machine.devices or ())
+    if plan.backend not in {"CUDA", "Vulkan"} or (plan.backend == "Vulkan" and has_vulkan):
         before = "install NVIDIA's CUDA toolkit (nvcc), then "
         found["CUDA"] = dataclasses.replace(found["CUDA"], toolkit="nvcc")
         plan = plan_build(dataclasses.replace(toolchain, gpus=(found["CUDA"],), cmake_args=""))

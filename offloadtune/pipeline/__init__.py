@@ -108,8 +108,13 @@ def _unbreakable(listen: Listener) -> Listener:
 
 def _measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listener) -> SweepReport:
     sha256_before = sha256(facts, listen, force=True) if request.prove else None
-    command = request.worker_command or WORKER_COMMAND
-    with GuardedRunner(facts, rebuild_line, request.endpoints, command, _llama_arguments) as runner:
+    with GuardedRunner(
+        facts,
+        rebuild_line,
+        endpoints=request.endpoints,
+        command=request.worker_command or WORKER_COMMAND,
+        arguments=_llama_arguments,
+    ) as runner:
         try:
             measuring = Measuring(request, facts, runner, listen)
         except EngineMissingError as error:
@@ -119,7 +124,11 @@ def _measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listene
             raise InterruptedSweepError(message, hint="run the same command again") from None
         if advice := missing_backend(measuring.machine, measuring.engine):
             listen(Said(text=advice))
-        measuring.measure()
+        try:
+            measuring.measure()
+        except BaseException:
+            measuring.journal.close()
+            raise
         with deaf():
             runner.close()
     return answer_sweep(measuring, sha256_before)

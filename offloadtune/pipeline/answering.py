@@ -97,16 +97,17 @@ def _nothing(measuring: Measuring) -> OffloadTuneError:
     if measuring.is_interrupted:
         message = "Stopped before the first trial had finished; nothing was measured."
         return InterruptedSweepError(message, hint="run the same command again")
-    timed_out = [result for result in measuring.results if result.outcome is Outcome.TIMED_OUT]
-    if not measuring.results or len(timed_out) == len(measuring.results):
+    n_ctx_needed = measuring.request.workload.n_ctx_needed
+    results = [r for r in measuring.results if r.trial.settings.n_ctx >= n_ctx_needed]  # the rest cannot but refuse
+    if all(result.outcome is Outcome.TIMED_OUT for result in results):
         suggestion = max(60, round(measuring.request.budget_s * 4))
         return BudgetError(
             f"The budget of {format_seconds(measuring.request.budget_s)} ended before the first trial had finished.",
             hint=f"allow more time: --budget {suggestion}s",
         )
-    failures = [result for result in measuring.results if result.reason]  # the rest ran, but not as the user allows
+    failures = [result for result in results if result.reason]  # the rest ran, but not as the user allows
     reasons = "; ".join(dict.fromkeys(result.reason for result in failures)) or "they take more than you allow"
-    failed = format_count(len(failures) or len(measuring.results), "trial")
+    failed = format_count(len(failures) or len(results), "trial")
     return NothingWorksError(
         f"None of {failed} ran to the end: {reasons}.",
         hint=f"try a smaller --n-ctx than {measuring.space.n_ctx}, or read {measuring.journal.path}",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from offloadtune import export
 from offloadtune.errors import GgufError, UsageError
 from offloadtune.footprint import pad_256
+from offloadtune.pipeline.spaces import wanted_n_ctx
 from offloadtune.records import GgufFacts, Settings, Target
 from offloadtune.sweeps import SweepRequest
 
@@ -36,8 +40,23 @@ def check(request: SweepRequest, facts: GgufFacts) -> None:
         asked = max(needed, request.n_ctx or 0)
         message = f"{facts.path.name} was trained for {facts.n_ctx_train} tokens of context; this asks for {asked}."
         raise UsageError(message, hint=f"stay within it: a smaller --workload or --n-ctx {facts.n_ctx_train}")
+    _check_fixed(request.fixed, wanted_n_ctx(request, facts))
     if request.target is Target.LLAMA_CPP_PYTHON:
         export.render_snippet(Settings(**request.fixed), facts.path)
+
+
+def _check_fixed(fixed: Mapping[str, Any], n_ctx: int) -> None:
+    """Refuse what the engine would round to something else: that would be measured and not recommended."""
+    for name in ("n_threads", "n_threads_batch", "n_batch", "n_ubatch"):
+        if fixed.get(name) == 0:
+            raise UsageError(f"--set {name}=0 needs a number above 0.", hint=f"write it like --set {name}=4")
+    n_batch, n_ubatch = fixed.get("n_batch", n_ctx), fixed.get("n_ubatch", 1)
+    if max(n_batch, n_ubatch) > n_ctx:
+        message = f"A batch of {max(n_batch, n_ubatch)} is more than the context of {n_ctx}, which is all it can hold."
+        raise UsageError(message, hint="use a larger --n-ctx or a smaller batch")
+    if n_ubatch > n_batch:
+        message = f"--set n_ubatch={n_ubatch} is more than n_batch={n_batch}, which it divides."
+        raise UsageError(message, hint="set n_batch to at least as much")
 
 
 def _check_generates(facts: GgufFacts) -> None:

@@ -15,12 +15,12 @@ class GuardedRunner(Runner):
     """Trials of the file that `facts` describe, and of no other.
 
     After each trial the file must still be what it was: measured across a change, a result belongs to neither of two
-    files, so it is not handed out. Raises GgufError then, and NothingWorksError when the engine cannot read the file
-    whatever the settings; `engine_hint` is asked for the next step.
+    files, so it is not handed out. Raises GgufError then, and NothingWorksError when the engine or the front end cannot
+    read the file whatever the settings; `engine_hint` is asked for the next step.
     """
 
-    def __init__(self, facts: GgufFacts, engine_hint: Callable[[], str], *of_runner: Any) -> None:
-        super().__init__(facts.path, *of_runner)
+    def __init__(self, facts: GgufFacts, engine_hint: Callable[[], str], **of_runner: Any) -> None:
+        super().__init__(facts.path, **of_runner)
         self._facts, self._engine_hint = facts, engine_hint
         self._stamps: list[Any] | None = None  # whatever happened since the header was read shows at the first check
 
@@ -39,6 +39,10 @@ class GuardedRunner(Runner):
         if what := refused_file(evidence):
             message = f"This engine cannot read {self._facts.path.name}, whatever the settings: {what}."
             raise NothingWorksError(message, hint=f"try a newer engine: {self._engine_hint()}")
+        if evidence and evidence.phase == "front_end":
+            what = (evidence.abort_text or "").splitlines()[0]
+            message = f"llama-cpp-python's Llama does not open {self._facts.path.name}, whatever the settings: {what}."
+            raise NothingWorksError(message, hint="measure it for llama-server: --target llama_server")
 
     def _check_same(self) -> None:
         """Only a file that was written to or exchanged is read again; one that was merely touched is the same."""

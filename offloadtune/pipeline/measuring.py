@@ -14,11 +14,10 @@ import offloadtune
 from offloadtune import search, store
 from offloadtune.engine import Runner, VisitPlan, is_gone, self_test
 from offloadtune.errors import StoreError
-from offloadtune.footprint import pad_256
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.rebuilding import rebuild_words
-from offloadtune.pipeline.resuming import open_journal
-from offloadtune.pipeline.spaces import SelfTestMemory, space_of
+from offloadtune.pipeline.resuming import earlier_header, open_journal
+from offloadtune.pipeline.spaces import SelfTestMemory, space_of, wanted_n_ctx
 from offloadtune.probe import probe_host
 from offloadtune.recommend import recommend
 from offloadtune.records import (
@@ -170,11 +169,15 @@ class Measuring:
         return remaining_s if self.best() is None else remaining_s * _TRIAL_SHARE
 
     def _must_compare_now(self) -> bool:
-        """Whether one more trial would take the time of the rounds that a verdict needs, once both baselines ran."""
-        tried = {result.trial.settings for result in self.results}
-        if not all(trial.settings in tried for trial in search.baseline_trials(self.space).values()):
+        """Whether one more trial would take the time of the rounds that a verdict needs, once CPU and defaults ran.
+
+        The other baselines are tried where there is time for them.
+        """
+        tried, baselines = {result.trial.settings for result in self.results}, search.baseline_trials(self.space)
+        if not all(baselines[name].settings in tried for name in ("cpu_only", "default")):
             return False
-        next_s = statistics.median(result.duration_s for result in self.results)
+        n_ctx_needed = self.request.workload.n_ctx_needed  # what refuses for want of context takes no time
+        next_s = statistics.median(r.duration_s for r in self.results if r.trial.settings.n_ctx >= n_ctx_needed)
         rounds_s = _N_ROUNDS_LEAST * self._round_s(search.finalists(self.space, self.results))
         return self._remaining_s() - next_s < rounds_s
 
@@ -236,7 +239,7 @@ class Measuring:
             workload=self.request.workload,
             goal=self.request.goal,
             target=self.request.target,
-            n_ctx=self._n_ctx(),
+            n_ctx=wanted_n_ctx(self.request, self.facts),
             fixed=self.request.fixed,
             limit_bytes=self.request.vram_limit_bytes,
             endpoints=self.request.endpoints,
@@ -246,19 +249,25 @@ class Measuring:
         )
 
     def _with_fit_layers(self, header: store.SweepHeader) -> store.SweepHeader:
-        """`header` with what llama.cpp's --fit rule says of the memory free now, or of what the user allows of it."""
-        space = space_of(self.facts, header)
-        if not space.has_devices:
-            return header
-        free = sum(device.free_bytes for device in self.machine.offload_devices)
-        margin_bytes = search.FIT_MARGIN_BYTES + free - space.device_bytes
-        n_fit_layers = self.runner.fit_layers(search.settings_to_fit(space), margin_bytes)
-        return dataclasses.replace(header, n_fit_layers=n_fit_layers)
+        """`header` with what llama.cpp's --fit rule says of the memory free now, or said when this sweep began.
 
-    def _n_ctx(self) -> int:
-        """The context wanted: no smaller than the front end's own, unless the user or the training asks for less."""
-        least = min(search.N_CTX_SHIPPED, self.facts.n_ctx_train or search.N_CTX_SHIPPED)
-        return pad_256(self.request.n_ctx or max(self.request.workload.n_ctx_needed, least))
+        The rule may answer what no trial of ours can be given: parts of layers, or a split over several devices.
+        """
+        earlier = None if self.request.is_fresh else earlier_header(header)
+        if earlier:
+            return dataclasses.replace(header, n_fit_layers=earlier.n_fit_layers, no_fit=earlier.no_fit)
+        space, devices = space_of(self.facts, header), self.machine.offload_devices
+        if not devices or "n_gpu_layers" in space.fixed:
+            return header
+        spared_bytes = sum(device.free_bytes for device in devices) - space.device_bytes
+        if len(devices) > 1 and spared_bytes:
+            return dataclasses.replace(header, no_fit="it knows no limit over several devices")
+        n_fit_layers, is_whole = self.runner.fit_layers(
+            search.settings_to_fit(space), search.FIT_MARGIN_BYTES + spared_bytes, timeout_s=self._remaining_s()
+        )
+        if n_fit_layers is not None and not is_whole:
+            return dataclasses.replace(header, no_fit="it would leave parts of layers on the host, or split them anew")
+        return dataclasses.replace(header, n_fit_layers=n_fit_layers)
 
     def _remaining_s(self) -> float:
         return self.request.budget_s - self.elapsed_s()

@@ -30,12 +30,21 @@ class Opened:
     kept: dict[str, Any] | None = None
 
 
+def earlier_header(header: store.SweepHeader) -> store.SweepHeader | None:
+    """The header of an earlier run of this very sweep; None without one that can be read."""
+    path = _path(header)
+    try:
+        return store.read_header(path) if path.exists() and store.has_lines(path) else None
+    except StoreError:  # told when it is opened
+        return None
+
+
 def open_journal(header: store.SweepHeader, *, is_fresh: bool, listen: Listener) -> Opened:
     """The journal of this very sweep: continued where there is one, else new. Raises StoreError.
 
     `is_fresh` puts an earlier one aside, under the time it ended; so does a journal that died before its first line.
     """
-    path = sweeps_dir() / header.machine_id / f"{header.gguf_path.stem}-{header.sweep_key}.jsonl"
+    path = _path(header)
     if path.exists() and (is_fresh or not store.has_lines(path)):
         _put_aside(path)
     if not path.exists():
@@ -51,6 +60,10 @@ def open_journal(header: store.SweepHeader, *, is_fresh: bool, listen: Listener)
     began_at = content.header.started_at
     journal = store.Journal(path, None)
     return Opened(journal=journal, began_at=began_at, results=results, rounds=rounds, kept=content.kept)
+
+
+def _path(header: store.SweepHeader) -> Path:
+    return sweeps_dir() / header.machine_id / f"{header.gguf_path.stem}-{header.sweep_key}.jsonl"
 
 
 def _lasting(content: store.JournalContent, now: store.SweepHeader) -> tuple[TrialResult, ...]:

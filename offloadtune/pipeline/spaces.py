@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from offloadtune import search, store
+from offloadtune.footprint import pad_256
 from offloadtune.records import EngineBuild, GgufFacts, Machine
+from offloadtune.sweeps import SweepRequest
 
 
 def space_of(facts: GgufFacts, header: store.SweepHeader, kept: Mapping[str, Any] | None = None) -> search.Space:
@@ -33,9 +35,16 @@ def space_of(facts: GgufFacts, header: store.SweepHeader, kept: Mapping[str, Any
         n_os_cpus=header.n_os_cpus or os.cpu_count() or 1,
         fixed=header.fixed,
         n_fit_layers=header.n_fit_layers,
+        no_fit=header.no_fit,
         lists_devices=bool(machine.offload_devices),
         kept=kept,
     )
+
+
+def wanted_n_ctx(request: SweepRequest, facts: GgufFacts) -> int:
+    """The context wanted: no smaller than the front end's own, unless the user or the training asks for less."""
+    least = min(search.N_CTX_SHIPPED, facts.n_ctx_train or search.N_CTX_SHIPPED)
+    return pad_256(request.n_ctx or max(request.workload.n_ctx_needed, least))
 
 
 class SelfTestMemory:

@@ -23,7 +23,8 @@ class Space:
     `lists_devices` where the engine lists some, even if they have nothing to give now.
     `fixed` are settings the user named, `kept` those the self-test needs to stay alive; both hold everywhere, in
     the baselines too, but for n_gpu_layers of the CPU alone. `limit_bytes` is the user's own limit on device memory.
-    `n_fit_layers` is what llama.cpp's own --fit rule answered, None where it could not be asked and is estimated here.
+    `n_fit_layers` is what llama.cpp's own --fit rule answered, None where it could not be asked and is estimated here;
+    `no_fit` says why its answer cannot be tried at all, "" where it can.
     Cores and threads are those this process may use; `n_os_cpus` counts all of the system's, as front ends do.
     """
 
@@ -40,6 +41,7 @@ class Space:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     kept: Mapping[str, Any] = field(default_factory=dict)
     n_fit_layers: int | None = None
+    no_fit: str = ""
     lists_devices: bool = False
 
     @property
@@ -54,13 +56,15 @@ class Space:
     @property
     def fit_basis(self) -> str:
         """What is to be said of the --fit rule's layers where we had to reckon them ourselves."""
-        return "" if self.n_fit_layers is not None else " as we estimate it"
+        if self.n_fit_layers is not None:
+            return ""
+        return " in whole layers as we estimate it" if self.no_fit else " as we estimate it"
 
     def hold(self, settings: Settings) -> Settings:
         """`settings` with what the self-test keeps and the user fixed; n_batch gives way to a larger fixed n_ubatch."""
         held = {**self.kept, **self.fixed}
         n_batch = max(settings.n_batch, held.get("n_ubatch", 0))
-        return settings.replace(**{"n_batch": n_batch, **held})
+        return _clipped(settings.replace(**{"n_batch": n_batch, **held}))
 
     def trial(self, settings: Settings, why: str, told: tuple[str, ...] | None = None) -> Trial:
         return Trial(settings=settings, target=self.target, why=why, told=told)
@@ -111,14 +115,14 @@ def baseline_trials(space: Space) -> dict[str, Trial]:
         by_rule = space.has_devices and "n_gpu_layers" not in space.fixed
         trials["default"] = space.trial(default, why + by_rule * f", the layers by its --fit rule{space.fit_basis}")
         return trials
-    held = (*space.kept, *space.fixed)
+    held = tuple({**space.kept, **space.fixed, **({"n_batch": 0} if "n_ubatch" in space.fixed else {})})
     raised = default.n_ctx != N_CTX_SHIPPED
     raised_words = f", n_ctx set to {default.n_ctx}" if raised else ""
     trials["default"] = space.trial(default, why + raised_words, told=("n_ctx",) * raised + held)
     if raised and space.workload.n_ctx_needed > N_CTX_SHIPPED:
         shipped = space.hold(sane(default.replace(n_ctx=N_CTX_SHIPPED)))
         trials["as_shipped"] = space.trial(shipped, f"{space.target.value} as shipped", told=held)
-    if space.has_devices and "n_gpu_layers" not in space.fixed:
+    if space.has_devices and "n_gpu_layers" not in space.fixed and not space.no_fit:
         fit = _fit_settings(space)
         why = f"{fit.n_gpu_layers} of {space.everything} layers, by llama.cpp's --fit rule{space.fit_basis}"
         trials["fit"] = space.trial(fit, why)
@@ -127,9 +131,13 @@ def baseline_trials(space: Space) -> dict[str, Trial]:
 
 def sane(settings: Settings) -> Settings:
     """As the engine will round it: contexts in blocks of 256, a batch no larger than the context."""
-    n_ctx = pad_256(settings.n_ctx)
-    n_batch = min(settings.n_batch, n_ctx)
-    return settings.replace(n_ctx=n_ctx, n_batch=n_batch, n_ubatch=min(settings.n_ubatch, n_batch))
+    return _clipped(settings.replace(n_ctx=pad_256(settings.n_ctx)))
+
+
+def _clipped(settings: Settings) -> Settings:
+    """No batch larger than the context, no ubatch larger than the batch."""
+    n_batch = min(settings.n_batch, settings.n_ctx)
+    return settings.replace(n_batch=n_batch, n_ubatch=min(settings.n_ubatch, n_batch))
 
 
 def can_fit(space: Space, settings: Settings) -> bool:

@@ -28,9 +28,9 @@ RULER = 2
 class SweepHeader:
     """What a sweep was made on and for; unlike sweeps are never mixed.
 
-    `n_fit_layers` is the answer of llama.cpp's --fit rule then, None where it could not be asked; `n_os_cpus` counted
-    all CPUs of the system, None where that was not written down. `ruler` counts the
-    ways of measuring there have been: figures of different ones are not compared.
+    `n_fit_layers` is the answer of llama.cpp's --fit rule then, `no_fit` why there is none to be tried; `n_os_cpus`
+    counted all CPUs of the system, None where that was not written down. `ruler` counts the ways of measuring there
+    have been: figures of different ones are not compared.
     """
 
     offloadtune_version: str
@@ -49,6 +49,7 @@ class SweepHeader:
     started_at: str
     endpoints: tuple[str, ...] = ()
     n_fit_layers: int | None = None
+    no_fit: str = ""
     n_os_cpus: int | None = None
     ruler: int = 1
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import MIB, CardMaker
+from moe_file import write_moe_file
 
 from offloadtune import pipeline
 from offloadtune.engine import Runner, VisitPlan
-from offloadtune.engine.worker import fit_rule
+from offloadtune.errors import NothingWorksError
 from offloadtune.export import llama_kwargs
 from offloadtune.gguf import read_gguf
 from offloadtune.records import Goal, Outcome, Settings, Target, Trial, Verdict, Workload
 from offloadtune.search import FIT_MARGIN_BYTES, Space, baseline_trials
-from offloadtune.sweeps import SweepRequest
+from offloadtune.sweeps import Event, SweepRequest, TrialStarted
 
 pytestmark = pytest.mark.engine
 
 LONG = Workload(name="long", n_prefix_cached=500, n_prompt_new=60, n_gen=8)
+SHORT = Workload(name="short", n_prefix_cached=0, n_prompt_new=64, n_gen=8)
 PLAN = VisitPlan(workload=LONG, n_steps=7, n_visits=1)
 SETTINGS = Settings(n_ctx=768, n_threads=2, n_threads_batch=2, flash_attn_type="enabled")
 
@@ -59,7 +65,7 @@ def test_its_own_defaults_are_those_we_compare_with(smollm2_path: Path) -> None:
     assert (default.outcome, default.effective) == (Outcome.OK, ()), default.reason
     assert baselines["default"].told == ("n_ctx",)
     assert shipped.outcome is Outcome.UNSUPPORTED
-    assert shipped.reason == "refused: Requested tokens (560) exceed context window of 512"
+    assert shipped.reason == "it refuses: Requested tokens (560) exceed context window of 512"
     assert again.outcome is Outcome.OK
 
 
@@ -82,7 +88,7 @@ def test_a_llama_that_is_not_what_the_settings_say_is_not_measured(smollm2_path:
     with Runner(smollm2_path, arguments=other) as runner:
         result = runner.run(trial(SETTINGS), PLAN, timeout_s=60)
     assert result.outcome is Outcome.LOAD_FAILED
-    assert "other defaults than expected: n_ubatch=128, flash_attn_type=0" in result.reason
+    assert "defaults are not those expected: n_ubatch=128, flash_attn_type=0" in result.reason
     assert result.visits == ()
 
 
@@ -99,23 +105,105 @@ def test_what_llama_itself_refuses_is_told_in_its_words(smollm2_path: Path) -> N
 def test_the_fit_rule_answers_by_the_memory_that_is_free(smollm2_path: Path, make_card: CardMaker) -> None:
     small, large = make_card(1, FIT_MARGIN_BYTES + 160 * MIB), make_card(1, FIT_MARGIN_BYTES + 600 * MIB)
     with Runner(smollm2_path, [small.endpoint]) as runner:
-        n_gpu_layers = runner.fit_layers(SETTINGS, FIT_MARGIN_BYTES)
+        n_gpu_layers, is_whole = runner.fit_layers(SETTINGS, FIT_MARGIN_BYTES, timeout_s=60)
         assert runner.n_model_loads == 0
         assert n_gpu_layers is not None
         assert 0 < n_gpu_layers < 31
-        used = []
-        for k in (n_gpu_layers, n_gpu_layers + 1):
-            result = runner.run(trial(SETTINGS.replace(n_gpu_layers=k)), PLAN, timeout_s=60)
-            used.append(sum(row.total_bytes for row in result.memory if not row.is_host))
-        assert used[0] <= 160 * MIB
-        assert runner.fit_layers(SETTINGS, small.card_bytes) == 0
+        assert is_whole
+        result = runner.run(trial(SETTINGS.replace(n_gpu_layers=n_gpu_layers)), PLAN, timeout_s=60)
+        assert sum(row.total_bytes for row in result.memory if not row.is_host) <= 160 * MIB
+        assert runner.fit_layers(SETTINGS, small.card_bytes, timeout_s=60) == (0, True)
     with Runner(smollm2_path, [large.endpoint]) as runner:
-        assert runner.fit_layers(SETTINGS, FIT_MARGIN_BYTES) == -1  # all of them
+        assert runner.fit_layers(SETTINGS, FIT_MARGIN_BYTES, timeout_s=60) == (-1, True)  # all of them
 
 
-def test_an_engine_without_the_fit_rule_gives_no_answer(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit_rule, "_SYMBOL", "_Z17common_fit_paramsof_another_signature")
-    assert fit_rule.fit_layers(str(smollm2_path), {}, 0) is None
+def test_a_rule_that_keeps_experts_on_the_host_is_not_taken_for_one_of_layers(
+    smollm2_path: Path, make_card: CardMaker, tmp_path: Path
+) -> None:
+    path = tmp_path / "experts.gguf"
+    write_moe_file(path, smollm2_path)
+    card = make_card(1, FIT_MARGIN_BYTES + 260 * MIB)
+    with Runner(path, [card.endpoint]) as runner:
+        n_gpu_layers, is_whole = runner.fit_layers(SETTINGS, FIT_MARGIN_BYTES, timeout_s=60)
+    assert n_gpu_layers is not None
+    assert n_gpu_layers > 0
+    assert not is_whole
+    request = SweepRequest(path=path, workload=SHORT, budget_s=15, endpoints=(card.endpoint,), goal=Goal.TTFT)
+    report = pipeline.sweep(request, lambda _event: None)
+    assert "fit" not in report.baselines
+    words = "No verdict against llama.cpp's --fit rule: it would leave parts of layers on the host"
+    assert any(reason.startswith(words) for reason in report.recommendation.reasons)
+
+
+def test_an_engine_without_the_fit_rule_gives_no_answer() -> None:
+    program = "from offloadtune.engine.worker import fit_rule as f; f._SYMBOL += 'x'; print(f.fit_layers('', {}, 0))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "(None, False)\n"
+
+
+def test_a_turn_goes_through_llama_at_the_depth_asked_for(smollm2_path: Path) -> None:
+    """`Llama.eval` reads and `Llama.sample` draws every token, after a restored prefix as after one just read."""
+    kwargs = llama_kwargs(SETTINGS)
+    program = TURNS.format(path=str(smollm2_path), settings=dataclasses.asdict(SETTINGS), arguments=kwargs)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    read = [[500, 60], *([560 + i, 1] for i in range(8))]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["first"] == told["restored"] == {"read": read, "n_sampled": 8, "n_tokens": 568}
+    assert told["next_token"] == told["next_token_of_a_full_read"]
+
+
+TURNS = """
+import json
+from llama_cpp import Llama
+from offloadtune.engine.worker import native
+from offloadtune.engine.worker.session import Session
+
+log, _callback = native.start(print)
+session, told, read, sampled = Session(log), {{}}, [], []
+eval_, sample = Llama.eval, Llama.sample
+Llama.eval = lambda self, tokens: (read.append([self.n_tokens, len(tokens)]), eval_(self, tokens))[1]
+Llama.sample = lambda self, **options: (sampled.append(1), sample(self, **options))[1]
+loaded = session.load({path!r}, {settings!r})["handle"]
+opened = session.open(loaded, {settings!r}, {arguments!r})["handle"]
+for name in ("first", "restored"):
+    read.clear(), sampled.clear()
+    session.visit(opened, n_prefix=500, n_new=60, n_steps=7)
+    told[name] = {{"read": list(read), "n_sampled": len(sampled), "n_tokens": session._context(opened).llama.n_tokens}}
+llama = session._context(opened).llama
+told["next_token"] = llama.sample(temp=0.0)
+tokens = session._loaded(loaded).prompt.tokens(568)[:568]
+llama.reset()
+llama.eval(tokens)
+told["next_token_of_a_full_read"] = llama.sample(temp=0.0)
+print(json.dumps(told))
+"""
+
+
+def test_a_file_that_llama_does_not_open_ends_the_sweep_at_once(smollm2_path: Path, tmp_path: Path) -> None:
+    """Its chat template is broken: llama.cpp does not mind, llama-cpp-python does, whatever the settings."""
+    path = tmp_path / "template.gguf"
+    path.write_bytes(smollm2_path.read_bytes().replace(b"{% for message in", b"{% fur message in"))
+    events: list[Event] = []
+    with pytest.raises(
+        NothingWorksError, match=r"Llama does not open template\.gguf, whatever the settings: Template"
+    ) as caught:
+        pipeline.sweep(SweepRequest(path=path, workload=SHORT, budget_s=60), events.append)
+    assert "--target llama_server" in caught.value.hint
+    assert sum(isinstance(event, TrialStarted) for event in events) == 1
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "n_gen", "words"), [(500, 100, "ends after 12 of 100 tokens"), (600, 8, "refuses")]
+)
+def test_what_too_small_a_context_does_is_said_as_it_is(
+    n_prompt: int, n_gen: int, words: str, smollm2_path: Path
+) -> None:
+    workload = Workload(name="too long", n_prefix_cached=0, n_prompt_new=n_prompt, n_gen=n_gen)
+    with Runner(smollm2_path, arguments=arguments) as runner:
+        plan = VisitPlan(workload=workload, n_steps=7, n_visits=1)
+        result = runner.run(trial(SETTINGS.replace(n_ctx=512)), plan, timeout_s=60)
+    assert result.outcome is Outcome.UNSUPPORTED
+    assert words in result.reason
 
 
 def test_a_sweep_gives_a_verdict_against_every_baseline(smollm2_path: Path, make_card: CardMaker) -> None:

@@ -23,6 +23,7 @@ from conftest import MIB, ROOT, CardMaker
 
 from offloadtune import pipeline
 from offloadtune.engine import Runner, VisitPlan
+from offloadtune.export import llama_kwargs
 from offloadtune.records import Goal, Outcome, Settings, Target, Trial, Workload
 from offloadtune.store import read_journal
 from offloadtune.sweeps import Event, Said, SweepReport, SweepRequest
@@ -196,7 +197,7 @@ def compare_with_snippet(report: SweepReport, path: Path, endpoints: tuple[str, 
     plan = VisitPlan(workload=workload, n_steps=31, n_visits=2)
     ratios = []
     for _ in range(3):
-        with Runner(path, endpoints) as runner:
+        with Runner(path, endpoints, arguments=lambda trial: llama_kwargs(trial.settings)) as runner:
             visits = runner.revisit(report.recommendation.trial, plan, timeout_s=60)
             assert isinstance(visits, tuple), visits.reason
         ours = statistics.median(visit.turn_s(workload.n_gen) for visit in visits[1:])

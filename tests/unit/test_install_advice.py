@@ -88,6 +88,24 @@ def test_a_hidden_card_needs_no_rebuild() -> None:
     assert "CMAKE_ARGS" not in told
 
 
+def test_of_two_cards_one_may_be_hidden_on_purpose() -> None:
+    both = machine(CPU, CUDA0)
+    (card,) = both.host.nvml_gpus or ()
+    second = dataclasses.replace(card, index=1, pci_bus_id="00000000:41:00.0")
+    both = dataclasses.replace(both, host=dataclasses.replace(both.host, nvml_gpus=(card, second)))
+    with_cuda = dataclasses.replace(ENGINE, system_info="CUDA : ARCHS = 890 | CPU")
+    assert len(unused_gpus(both)) == 1
+    assert advice(both, NVCC, engine=with_cuda) is None
+
+
+def test_vulkan_that_misses_the_card_is_not_built_again() -> None:
+    elsewhere = dataclasses.replace(VULKAN, device_id="0000:41:00.0")
+    told = advice(machine(CPU, elsewhere), GLSLC)
+    assert told is not None
+    assert "install NVIDIA's CUDA toolkit (nvcc)" in told
+    assert "-DGGML_CUDA=ON" in told
+
+
 # --- a broken build --------------------------------------------------------------------------------------------------
 
 BROKEN = SelfTest(knobs={"use_extra_bufts": False}, sentence="This engine build is broken here.", signal="SIGILL")

@@ -410,8 +410,8 @@ def test_the_rule_of_llama_cpp_gets_its_own_verdict() -> None:
 
 def test_that_the_front_end_as_shipped_refuses_is_said() -> None:
     shipped = baseline_trials(SPACE)["as_shipped"]
-    refused = TrialResult(trial=shipped, outcome=Outcome.UNSUPPORTED, reason="refused: it is too long")
-    words = "As shipped, llama_cpp_python does not take this workload: it refused: it is too long."
+    refused = TrialResult(trial=shipped, outcome=Outcome.UNSUPPORTED, reason="it refuses: it is too long")
+    words = "As shipped, llama_cpp_python does not serve this workload: it refuses: it is too long."
     assert words in answer(SPACE, [ran(FULL, 1.0), refused]).reasons
     assert not any("shipped" in reason for reason in answer(SPACE, [ran(FULL, 1.0)]).reasons)
 

@@ -38,9 +38,9 @@ FACTS = st.builds(
 WALLS = st.integers(1, 700 * MIB)
 FIXED = st.dictionaries(
     st.sampled_from(["n_ubatch", "n_threads", "n_gpu_layers", "n_batch"]),
-    st.sampled_from([3, 64, 300, 2048]),
+    st.sampled_from([3, 64, 300, 1024]),
     max_size=3,
-)
+).filter(lambda fixed: fixed.get("n_ubatch", 0) <= fixed.get("n_batch", N_CTX))
 KEPT = st.sampled_from([{}, {"use_extra_bufts": False}, {"flash_attn_type": "disabled"}, {"op_offload": False}])
 
 SPACES = st.builds(
@@ -333,6 +333,8 @@ def test_the_plan_keeps_its_promises_whatever_happens(space: Space, crashing_uba
         asked = {**space.kept, **fixed}
         if has_devices and settings == baselines["cpu_only"]:
             asked.pop("n_gpu_layers", None)
+        if settings == baselines.get("as_shipped"):  # no batch is larger than its context
+            asked.update({name: min(value, N_CTX_SHIPPED) for name, value in asked.items() if "batch" in name})
         assert {name: getattr(settings, name) for name in asked} == asked
         if has_devices and "n_gpu_layers" not in fixed:
             assert estimate_footprint(facts, settings).least_bytes <= space.device_bytes
@@ -366,7 +368,11 @@ def test_a_fixed_ubatch_takes_a_batch_that_holds_it() -> None:
     space = made_up_space(facts, device_bytes=PLENTY, fixed={"n_ubatch": 1024})
     results = carry_out(space, SyntheticEngine(facts=facts, wall_bytes=PLENTY))
     assert len(results) > 3
-    assert {(r.trial.settings.n_ubatch, r.trial.settings.n_batch) for r in results} == {(1024, 1024)}
+    shipped = baseline_trials(space)["as_shipped"].settings
+    assert (shipped.n_ubatch, shipped.n_batch) == (N_CTX_SHIPPED, N_CTX_SHIPPED)
+    others = [r.trial.settings for r in results if r.trial.settings != shipped]
+    assert {(settings.n_ubatch, settings.n_batch) for settings in others} == {(1024, 1024)}
+    assert baseline_trials(space)["default"].told == ("n_ctx", "n_ubatch", "n_batch")
 
 
 def test_the_plan_ends_when_nothing_at_all_runs() -> None:

@@ -49,12 +49,13 @@ def serve(requests: queue.SimpleQueue[Request], replies_out: BinaryIO, endpoints
 
 
 def _answer(session: Any, request: Request) -> Request:
-    from offloadtune.engine.worker.session import RefusedError  # noqa: PLC0415
+    from offloadtune.engine.worker.refused import RefusedError  # noqa: PLC0415
 
     try:
         return {"id": request["id"], "value": getattr(session, request["call"])(**request["args"])}
     except RefusedError as error:
-        return {"id": request["id"], "refused": error.kind, "reason": str(error)}
+        refusal = {"refused": error.kind, "reason": str(error), "is_telling": error.is_telling}
+        return {"id": request["id"], **refusal}
 
 
 def _read(requests_in: BinaryIO, requests: queue.SimpleQueue[Request]) -> None:

@@ -26,14 +26,15 @@ _LOG_LEVEL_ERROR = 4
 _SUCCESS = 0
 
 
-def fit_layers(path: str, settings: dict[str, Any], margin_bytes: int) -> int | None:
-    """n_gpu_layers by the rule with the memory free now, -1 for all; None where it cannot be asked.
+def fit_layers(path: str, settings: dict[str, Any], margin_bytes: int) -> tuple[int | None, bool]:
+    """n_gpu_layers by the rule with the memory free now, -1 for all, and whether that is all it says.
 
-    `margin_bytes` stay free on each device. Nothing but the file's header is read, and no memory is taken.
+    It may also split layers between devices, or leave parts of them on the host (experts first). None where it cannot
+    be asked. `margin_bytes` stay free on each device. Nothing but the header is read, and no memory is taken.
     """
     rule = _rule()
     if rule is None:
-        return None
+        return None, False
     placement, keep = native.model_params(settings)
     placement.n_gpu_layers = low.llama_model_default_params().n_gpu_layers  # the rule leaves alone what was chosen
     context = native.context_params(settings)
@@ -52,11 +53,15 @@ def fit_layers(path: str, settings: dict[str, Any], margin_bytes: int) -> int | 
         _LOG_LEVEL_ERROR,
     )
     del keep  # the devices had to outlive the call
-    return int(placement.n_gpu_layers) if status == _SUCCESS else None
+    if status != _SUCCESS:
+        return None, False
+    return int(placement.n_gpu_layers), not any(split) and not any(overrides.raw[:_OVERRIDE_BYTES])
 
 
 def _rule() -> Any:
-    folders = (native.LIBRARY_DIR, Path(low.__file__).parent.parent / "lib")
+    folders = [native.LIBRARY_DIR]
+    if "LLAMA_CPP_LIB_PATH" not in os.environ:  # that of another build would take other structs
+        folders.append(Path(low.__file__).parent.parent / "lib")
     for folder in folders:
         try:
             library = ctypes.CDLL(str(folder / "libllama-common.so"))

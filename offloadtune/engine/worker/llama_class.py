@@ -1,4 +1,4 @@
-"""llama-cpp-python's own `Llama` over a file that is loaded already: what its users run, overhead and all.
+"""llama-cpp-python's own `Llama` over a file that is loaded already: its context, its `eval`, its greedy `sample`.
 
 Only the loading is answered with what is there; every other step of its construction is its own. Its parameters must
 come out as the settings say, or something else would be measured.
@@ -35,8 +35,16 @@ _CONTEXT_FIELDS = (
 )
 
 
+free_weights = low.llama_model_free
+low.llama_model_free = lambda _handle: None  # weights are the session's: a `Llama` that goes leaves them behind
+
+
 class LlamaRefusedError(Exception):
-    """`Llama` would not be made, or is not what the settings say."""
+    """`Llama` would not be made. `kind` names the phase: of memory, of the file, or of its defaults."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
 
 
 def make_llama(loaded: Any, path: str, settings: dict[str, Any], arguments: dict[str, Any]) -> Any:
@@ -49,23 +57,17 @@ def make_llama(loaded: Any, path: str, settings: dict[str, Any], arguments: dict
     try:
         with _loads(loaded), contextlib.redirect_stderr(io.StringIO()):
             llama = Llama(model_path=path, **arguments)
-    except ValueError as error:
+    except MemoryError as error:
+        raise LlamaRefusedError("open", f"MemoryError: {error}") from None
+    except Exception as error:  # noqa: BLE001 - whatever it is, its users would have got it too
         if "Failed to create llama_context" in str(error):
             return None
-        raise LlamaRefusedError(str(error)) from None
-    except Exception as error:  # noqa: BLE001 - whatever it is, its users would have got it too
-        raise LlamaRefusedError(f"{type(error).__name__}: {error}") from None
-    differing = [*_differing(llama, settings)]
+        raise LlamaRefusedError("front_end", f"{type(error).__name__}: {error}") from None
+    differing = ", ".join(_differing(llama, settings))
     if differing:
-        close_llama(llama)
-        raise LlamaRefusedError(f"it has other defaults than expected: {', '.join(differing)}")
+        llama.close()
+        raise LlamaRefusedError("defaults", f"llama-cpp-python's own defaults are not those expected: {differing}")
     return llama
-
-
-def close_llama(llama: Any) -> None:
-    """Free its context; the weights stay."""
-    llama._model.model = None  # noqa: SLF001 - it would free them
-    llama.close()
 
 
 def begin_turn(llama: Any, n_prefix: int) -> None:

@@ -11,28 +11,21 @@ import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from importlib import resources
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
 from offloadtune.engine import osdoor
 from offloadtune.engine.worker import fit_rule, llama_class, native
+from offloadtune.engine.worker.prompt import Prompt, tokenize
+from offloadtune.engine.worker.refused import RefusedError
 
 low = native.low
 _FLASH_ATTN_LINE = re.compile(r"Flash Attention (enabled|.*not supported)")
 _BUFFER_LINE = re.compile(r"(\S+)\s+(model|KV|RS|compute) buffer size\s*=\s*([\d.]+) MiB")
 _STATE_SHARE_OF_RAM = 0.1
 _BUFFER_FIELD = {"model": "weights_bytes", "KV": "kv_cache_bytes", "RS": "kv_cache_bytes", "compute": "compute_bytes"}
-
-
-class RefusedError(Exception):
-    """The engine said no and lives on. `kind` names the phase."""
-
-    def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(reason)
-        self.kind = kind
 
 
 @dataclass(slots=True)
@@ -43,9 +36,7 @@ class LoadedFile:
     path: str
     keep: list[Any]
     load_lines: list[str]
-    tokens: Any = None
-    token_ends: list[int] = field(default_factory=list)
-    text: bytes = b""
+    prompt: Prompt
 
 
 @dataclass(slots=True)
@@ -82,7 +73,8 @@ class Session:
 
     def fit_layers(self, path: str, settings: dict[str, Any], margin_bytes: int) -> dict[str, Any]:
         """n_gpu_layers by llama.cpp's own rule; see fit_rule.py."""
-        return {"n_gpu_layers": fit_rule.fit_layers(path, settings, margin_bytes)}
+        n_gpu_layers, is_whole = fit_rule.fit_layers(path, settings, margin_bytes)
+        return {"n_gpu_layers": n_gpu_layers, "is_whole": is_whole}
 
     def load(self, path: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Load the file."""
@@ -96,7 +88,7 @@ class Session:
         load_ns = time.perf_counter_ns() - start_ns
         if not handle:
             raise RefusedError("load", "the engine could not load the file with these settings")
-        loaded = LoadedFile(handle=handle, path=path, keep=keep, load_lines=self._log.lines)
+        loaded = LoadedFile(handle=handle, path=path, keep=keep, load_lines=self._log.lines, prompt=Prompt(handle))
         return {"handle": self._keep(loaded), "load_ns": load_ns}
 
     def open(self, loaded: int, settings: dict[str, Any], arguments: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -168,9 +160,11 @@ class Session:
         return value
 
     def refusal(self, context: int, n_prompt: int) -> dict[str, Any]:
-        """What the front end says to a prompt that is too long for its context; None when it takes it."""
+        """What the front end says to a prompt that is too long for its context; None when it says nothing."""
         holder = self._context(context)
-        tokens = self._tokens(holder.loaded, n_prompt)[:n_prompt]
+        if holder.llama is None:
+            return {"refusal": None}
+        tokens = holder.loaded.prompt.tokens(n_prompt)[:n_prompt]
         return {"refusal": llama_class.refusal_of(holder.llama, tokens)}
 
     def close(self, handle: int) -> dict[str, Any]:
@@ -179,14 +173,14 @@ class Session:
         if isinstance(holder, OpenContext):
             low.llama_sampler_free(holder.sampler)
             if holder.llama:
-                llama_class.close_llama(holder.llama)
+                holder.llama.close()
             else:
                 low.llama_free(holder.handle)
             return {}
         for other, context in list(self._handles.items()):
             if isinstance(context, OpenContext) and context.loaded is holder:
                 self.close(other)
-        low.llama_model_free(holder.handle)
+        llama_class.free_weights(holder.handle)
         return {}
 
     # --- timing ----------------------------------------------------------------------------------------------
@@ -197,14 +191,14 @@ class Session:
         The words written are those of the prompt text, so that every trial does the same work.
         """
         n_prompt = n_prefix + n_new
-        self._tokens(context.loaded, n_prompt + n_steps + 1)
-        text = context.loaded.text[: context.loaded.token_ends[n_prompt - 1]]
-        tokenize, read, sample = self._turn(context, n_prefix)
+        context.loaded.prompt.tokens(n_prompt + n_steps + 1)
+        text = context.loaded.prompt.text_of(n_prompt)
+        tokenize_text, read, sample = self._turn(context, n_prefix)
         self._reach(context, n_prefix)
         low.llama_synchronize(context.handle)
 
         start_ns = time.perf_counter_ns()
-        tokenize(text)
+        tokenize_text(text)
         tokenized_ns = time.perf_counter_ns()
         read(n_prefix, n_prompt)
         prefilled_ns = time.perf_counter_ns()
@@ -238,15 +232,18 @@ class Session:
         """How this context tokenises a text, reads tokens [begin, end) and waits for the device, and samples."""
         if context.llama is None:
             return (
-                lambda text: _tokenize(context.loaded.handle, text),
+                lambda text: tokenize(context.loaded.handle, text),
                 lambda begin, end: self._prefill(context, begin, end),
                 lambda: low.llama_sampler_sample(context.sampler, context.handle, -1),
             )
-        llama, tokens = context.llama, context.loaded.tokens[:]
+        llama, tokens = context.llama, context.loaded.prompt.tokens(0)[:]
         llama_class.begin_turn(llama, n_prefix)
 
         def read(begin: int, end: int) -> None:
-            llama.eval(tokens[begin:end])
+            try:
+                llama.eval(tokens[begin:end])
+            except RuntimeError as error:
+                raise RefusedError("decode", str(error), is_telling=True) from None
             low.llama_synchronize(context.handle)
 
         return llama.tokenize, read, lambda: llama.sample(temp=0.0)
@@ -257,7 +254,7 @@ class Session:
 
     def _decode(self, context: OpenContext, begin: int, n_tokens: int) -> None:
         """Decode tokens [begin, begin + n_tokens) of the prompt text and wait for the device."""
-        tokens = self._tokens(context.loaded, begin + n_tokens)
+        tokens = context.loaded.prompt.tokens(begin + n_tokens)
         pointer = ctypes.cast(ctypes.byref(tokens, begin * 4), ctypes.POINTER(low.llama_token))
         code = low.llama_decode(context.handle, low.llama_batch_get_one(pointer, n_tokens))
         low.llama_synchronize(context.handle)
@@ -317,21 +314,6 @@ class Session:
             name, (free_bytes, _) = native.dev_name(device).decode(), native.free_and_total_bytes(device)
             self._min_free[name] = min(free_bytes, self._min_free.get(name, free_bytes))
 
-    def _tokens(self, loaded: LoadedFile, n_tokens: int) -> Any:
-        """At least `n_tokens` tokens of the prompt text, read again from its start when it is too short."""
-        if loaded.tokens is not None and len(loaded.tokens) >= n_tokens:
-            return loaded.tokens
-        text = resources.files(__package__).joinpath("prompt.txt").read_bytes()
-        n_repeats = 1
-        while True:
-            loaded.text = text * n_repeats
-            loaded.tokens = _tokenize(loaded.handle, loaded.text)
-            if len(loaded.tokens) >= n_tokens:
-                break
-            n_repeats = 1 + n_repeats * n_tokens // max(1, len(loaded.tokens))
-        loaded.token_ends = _token_ends(loaded)
-        return loaded.tokens
-
 
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
 
@@ -340,33 +322,13 @@ def _llama(loaded: LoadedFile, settings: dict[str, Any], arguments: dict[str, An
     try:
         return llama_class.make_llama(loaded.handle, loaded.path, settings, arguments)
     except llama_class.LlamaRefusedError as error:
-        raise RefusedError("front_end", str(error)) from None
+        raise RefusedError(error.kind, str(error), is_telling=True) from None
 
 
 def _greedy_sampler() -> Any:
     chain = low.llama_sampler_chain_init(low.llama_sampler_chain_default_params())
     low.llama_sampler_chain_add(chain, low.llama_sampler_init_greedy())
     return chain
-
-
-def _tokenize(handle: Any, text: bytes) -> Any:
-    vocab = low.llama_model_get_vocab(handle)
-    tokens = (low.llama_token * (len(text) + 2))()
-    n_tokens = low.llama_tokenize(vocab, text, len(text), tokens, len(tokens), True, False)  # noqa: FBT003 - C signature
-    if n_tokens <= 0:
-        raise RefusedError("tokenize", "the file's tokenizer cannot read plain text")
-    return (low.llama_token * n_tokens).from_buffer(tokens)
-
-
-def _token_ends(loaded: LoadedFile) -> list[int]:
-    """Byte offset in the text after each token, so that a prompt of n tokens can be cut as text."""
-    vocab = low.llama_model_get_vocab(loaded.handle)
-    piece = ctypes.create_string_buffer(512)
-    ends, end = [], 0
-    for token in loaded.tokens:
-        end += max(0, low.llama_token_to_piece(vocab, token, piece, len(piece), 0, False))  # noqa: FBT003 - C signature
-        ends.append(min(end, len(loaded.text)))
-    return ends
 
 
 def _resolved_flash_attn(asked: str, lines: list[str]) -> str:
