@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import unicodedata
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ def check_header(header: SweepHeader) -> None:
     _require(PurePath(header.machine_id).name == header.machine_id, "a machine_id that is no name of a folder")
     devices = [text for device in header.machine.devices or () for text in (device.name, device.description)]
     texts = (header.machine_id, header.engine.version, header.started_at, *header.endpoints, *devices)
-    _require(all(text.isprintable() for text in texts), "a name that cannot be printed")
+    _require(all(map(_is_clean, texts)), "a name that cannot be printed")
     _require(0 < header.n_ctx < 1 << 31, "a context of impossible size")
 
 
@@ -47,7 +48,7 @@ def check_fixed(settings: Mapping[str, Any]) -> None:
 def check_settings(settings: Settings) -> None:
     for name, words in WORDS.items():
         _require(getattr(settings, name) in words, f"an unknown {name}")
-    _require(all(name.isprintable() for name in settings.devices or ()), "a device that cannot be printed")
+    _require(all(map(_is_clean, settings.devices or ())), "a device that cannot be printed")
 
 
 def check_result(result: TrialResult) -> None:
@@ -75,6 +76,11 @@ def _check_visits(visits: Iterable[Visit]) -> None:
         _require(visit.prefill_ns > 0 and visit.n_prompt_new > 0, "a prompt read in no time")
         steps = (*visit.step_ns, *visit.sample_ns)
         _require(bool(visit.step_ns and visit.sample_ns) and min(steps) >= 0 < sum(steps), "tokens written in no time")
+
+
+def _is_clean(text: str) -> bool:
+    """Whether it holds neither what a terminal would obey nor half a character; drivers may say anything else."""
+    return not any(unicodedata.category(character) in {"Cc", "Cs"} for character in text)
 
 
 def _require(is_sound: bool, words: str) -> None:  # noqa: FBT001

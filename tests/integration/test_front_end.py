@@ -207,7 +207,7 @@ def test_what_too_small_a_context_does_is_said_as_it_is(
 
 
 def test_a_sweep_gives_a_verdict_against_every_baseline(smollm2_path: Path, make_card: CardMaker) -> None:
-    """A card that the --fit rule leaves alone, because of its margin; the whole file fits and is faster there."""
+    """A faster card gets everything; the --fit rule leaves it alone, because of its margin."""
     card = make_card(2, 600 * MIB)
     request = SweepRequest(
         path=smollm2_path,
@@ -220,6 +220,8 @@ def test_a_sweep_gives_a_verdict_against_every_baseline(smollm2_path: Path, make
     report = pipeline.sweep(request, lambda _event: None)
     answer = report.recommendation
     assert answer.trial.settings.n_gpu_layers == 31
+    assert answer.trial.settings.devices is None
+    assert any("All 31 layers are on the device" in reason for reason in answer.reasons)
     assert {one.against: one.verdict for one in answer.versus} == dict.fromkeys(
         ("cpu_only", "default", "fit"), Verdict.FASTER
     )

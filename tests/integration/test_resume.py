@@ -64,7 +64,8 @@ def test_the_same_sweep_again_measures_nothing_again(smollm2_path: Path) -> None
 def test_a_longer_run_compares_what_the_shorter_had_no_time_for(smollm2_path: Path) -> None:
     short, _ = sweep(smollm2_path, 6)
     longer, _ = sweep(smollm2_path, 60)
-    assert longer.n_resumed == len(short.results) < len(longer.results)
+    ran = [result for result in short.results if result.outcome is Outcome.OK]  # the last may have had no time left
+    assert longer.n_resumed == len(ran) < len(longer.results)
     assert longer.n_rounds == 6
     wanted = [result for result in longer.results if result.trial.settings.n_ctx == 512]
     best = min(wanted, key=lambda result: result.visits[-1].turn_s(8))
@@ -84,7 +85,7 @@ def test_another_question_is_another_sweep_and_a_changed_file_is_said(smollm2_pa
     path = tmp_path / "model.gguf"
     path.write_bytes(smollm2_path.read_bytes())
     sweep(path, 5)
-    other, events = sweep(path, 5, n_ctx=512)
+    other, events = sweep(path, 5, n_ctx=1024)
     assert other.n_resumed == 0
     assert not said(events)
     content = bytearray(path.read_bytes())
@@ -155,7 +156,7 @@ def test_a_sweep_killed_again_and_again_loses_and_repeats_nothing(
     assert answer["trials"]["resumed"] >= len(seen.finished)
     seen.after(question.home, "")
     undisturbed = finish(dataclasses.replace(question, home=tmp_path / "undisturbed").ask())
-    for name, value in {"n_gpu_layers": 0, "use_extra_bufts": True, "n_ctx": 256}.items():
+    for name, value in {"n_gpu_layers": 0, "use_extra_bufts": True, "n_ctx": 512}.items():
         assert answer["recommended"]["settings"][name] == undisturbed["recommended"]["settings"][name] == value
     assert answer["baselines"].keys() == undisturbed["baselines"].keys()
 
@@ -206,7 +207,7 @@ class Question:
 
     def ask(self) -> subprocess.Popen[str]:
         workload = f"0/{self.n_prompt_new}/8/1"
-        options = ("--budget", "60s", "--workload", workload, "--goal", "ttft", "--rpc", self.endpoint, "--json")
+        options = ("--budget", "40s", "--workload", workload, "--goal", "ttft", "--rpc", self.endpoint, "--json")
         return subprocess.Popen(
             [
                 sys.executable,

@@ -62,16 +62,6 @@ def test_speed_rises_with_the_layers_on_a_faster_card(smollm2_path: Path, make_c
     assert statistics.median(writes[0]) < statistics.median(writes[31]), writes
 
 
-def test_a_faster_card_gets_everything(smollm2_path: Path, make_card: CardMaker) -> None:
-    card = make_card(2, 600 * MIB)
-    report, _ = sweep(smollm2_path, 60, endpoints=(card.endpoint,), fixed=SLOW_HOST, goal=Goal.TTFT)
-    answer = report.recommendation
-    assert answer.trial.settings.n_gpu_layers == 31
-    assert answer.trial.settings.devices is None
-    assert any("All 31 layers are on the device" in reason for reason in answer.reasons)
-    assert {one.against for one in answer.versus} == {"cpu_only", "default"}
-
-
 def test_a_card_too_small_gets_what_fits_and_no_death_ends_the_sweep(smollm2_path: Path, make_card: CardMaker) -> None:
     card = make_card(2, 170 * MIB)
     report, _ = sweep(smollm2_path, 75, endpoints=(card.endpoint,), fixed=SLOW_HOST, goal=Goal.TTFT)
@@ -89,7 +79,7 @@ def test_a_card_too_small_gets_what_fits_and_no_death_ends_the_sweep(smollm2_pat
 
 def test_a_slower_card_is_left_alone(smollm2_path: Path, make_card: CardMaker) -> None:
     card = make_card(1, 600 * MIB, duty_frac=0.4)
-    report, _ = sweep(smollm2_path, 60, endpoints=(card.endpoint,))
+    report, _ = sweep(smollm2_path, 45, endpoints=(card.endpoint,))
     assert not report.recommendation.trial.settings.offloads
     assert any(reason.startswith("Do not offload: ") for reason in report.recommendation.reasons)
     offloaded = [result for result in report.results if result.trial.settings.offloads]
