@@ -68,7 +68,7 @@ def test_a_card_too_small_gets_what_fits_and_no_death_ends_the_sweep(smollm2_pat
     settings = report.recommendation.trial.settings
     assert 1 < settings.n_gpu_layers < 31
     assert settings.n_ctx == 768  # 512 + 32, in blocks of 256
-    failed = [result for result in report.results if result.outcome is not Outcome.OK]
+    failed = [r for r in report.results if r.outcome not in {Outcome.OK, Outcome.UNSUPPORTED}]  # as shipped it refuses
     assert failed
     assert all(result.reason and result.evidence for result in failed)
     with Runner(smollm2_path, [card.endpoint]) as runner:
