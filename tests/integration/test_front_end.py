@@ -128,7 +128,7 @@ def test_a_rule_that_keeps_experts_on_the_host_is_not_taken_for_one_of_layers(
     assert n_gpu_layers is not None
     assert n_gpu_layers > 0
     assert not is_whole
-    request = SweepRequest(path=path, workload=SHORT, budget_s=15, endpoints=(card.endpoint,), goal=Goal.TTFT)
+    request = SweepRequest(path=path, workload=SHORT, budget_s=10, endpoints=(card.endpoint,), goal=Goal.TTFT)
     report = pipeline.sweep(request, lambda _event: None)
     assert "fit" not in report.baselines
     words = "No verdict against llama.cpp's --fit rule: it would leave parts of layers on the host"

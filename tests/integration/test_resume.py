@@ -30,7 +30,7 @@ from offloadtune.sweeps import Event, RoundFinished, Said, SweepReport, SweepReq
 pytestmark = pytest.mark.engine
 
 SHORT = "0/128/8/1"
-ONE_THREAD = {"n_threads": 1, "n_threads_batch": 1}
+FEW_TRIALS = {"n_threads": 1, "n_threads_batch": 1, "n_ubatch": 512}
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WAYS = ("SIGKILL", "worker, SIGKILL", "SIGINT", "SIGKILL", "SIGTERM", "worker, SIGKILL", "SIGHUP")
 
@@ -47,23 +47,23 @@ def said(events: list[Event]) -> str:
 
 
 def test_the_same_sweep_again_measures_nothing_again(smollm2_path: Path) -> None:
-    first, _ = sweep(smollm2_path, 60)
+    first, _ = sweep(smollm2_path, 60, fixed=FEW_TRIALS)
     assert first.n_rounds == 6
-    again, events = sweep(smollm2_path, 60)
+    again, events = sweep(smollm2_path, 60, fixed=FEW_TRIALS)
     assert "Going on from" in said(events)
     assert again.n_resumed == len(first.results)
     assert again.n_model_loads == 0
     assert not any(isinstance(event, TrialFinished) for event in events)
     assert again.recommendation == first.recommendation
-    fresh, events = sweep(smollm2_path, 5, is_fresh=True)
+    fresh, events = sweep(smollm2_path, 5, is_fresh=True, fixed=FEW_TRIALS)
     assert fresh.n_resumed == 0
     assert fresh.n_model_loads == 1
     assert len(list(first.journal_path.parent.glob("*.jsonl"))) == 2  # the earlier one was put aside
 
 
 def test_a_longer_run_compares_what_the_shorter_had_no_time_for(smollm2_path: Path) -> None:
-    short, _ = sweep(smollm2_path, 6)
-    longer, _ = sweep(smollm2_path, 60)
+    short, _ = sweep(smollm2_path, 5, fixed=FEW_TRIALS)
+    longer, _ = sweep(smollm2_path, 60, fixed=FEW_TRIALS)
     ran = [result for result in short.results if result.outcome is Outcome.OK]  # the last may have had no time left
     assert longer.n_resumed == len(ran) < len(longer.results)
     assert longer.n_rounds == 6
@@ -122,7 +122,7 @@ def heard_signals() -> Iterator[None]:
 
 @pytest.mark.usefixtures("heard_signals")
 @pytest.mark.parametrize(
-    "n_kills", [6, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])], ids="{} kills".format
+    "n_kills", [4, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])], ids="{} kills".format
 )
 def test_a_sweep_killed_again_and_again_loses_and_repeats_nothing(
     n_kills: int, smollm2_path: Path, make_card: CardMaker, tmp_path: Path
@@ -170,9 +170,9 @@ def test_a_worker_killed_from_outside_is_one_failed_trial(smollm2_path: Path) ->
         events.append(event)
 
     workload = Workload(name=SHORT, n_prefix_cached=0, n_prompt_new=128, n_gen=8)
-    report = pipeline.sweep(SweepRequest(path=smollm2_path, workload=workload, budget_s=20), kill_once)
-    failed = [result for result in report.results if result.outcome is not Outcome.OK]
-    assert len(failed) <= 1
+    report = pipeline.sweep(SweepRequest(path=smollm2_path, workload=workload, budget_s=15), kill_once)
+    killed = [result for result in report.results if result.outcome is Outcome.OUT_OF_MEMORY_HOST]
+    assert len(killed) <= 1  # the last trial may have had no time left besides
     assert len(report.results) > 2
 
 
@@ -182,7 +182,7 @@ def test_a_worker_killed_in_a_round_costs_no_finished_trial(smollm2_path: Path) 
             threading.Timer(0.3, kill_worker).start()
 
     workload = Workload(name=SHORT, n_prefix_cached=0, n_prompt_new=128, n_gen=8)
-    request = SweepRequest(path=smollm2_path, workload=workload, budget_s=30, fixed=ONE_THREAD)
+    request = SweepRequest(path=smollm2_path, workload=workload, budget_s=30, fixed=FEW_TRIALS)
     struck = pipeline.sweep(request, kill_in_the_next_round)
     assert [result.outcome for result in struck.results].count(Outcome.OUT_OF_MEMORY_HOST) == 1
     again = pipeline.sweep(request, lambda _: None)
@@ -207,7 +207,7 @@ class Question:
 
     def ask(self) -> subprocess.Popen[str]:
         workload = f"0/{self.n_prompt_new}/8/1"
-        options = ("--budget", "40s", "--workload", workload, "--goal", "ttft", "--rpc", self.endpoint, "--json")
+        options = ("--budget", "30s", "--workload", workload, "--goal", "ttft", "--rpc", self.endpoint, "--json")
         return subprocess.Popen(
             [
                 sys.executable,
@@ -242,7 +242,7 @@ def until_it_measures(process: subprocess.Popen[str]) -> str:
 
 def kill(process: subprocess.Popen[str], way: str, rng: random.Random) -> tuple[list[psutil.Process], bool]:
     """Kill the parent by the signal `way` names, or its worker first; its workers, and whether it lived till then."""
-    time.sleep(rng.uniform(0.5, 9.0))
+    time.sleep(rng.uniform(0.5, 7.0))
     was_alive = process.poll() is None
     workers = psutil.Process(process.pid).children(recursive=True) if was_alive else []
     name = way
