@@ -269,7 +269,7 @@ class GgufFacts:
 
 # --- what is tried -------------------------------------------------------------------------------------------------
 
-PLACEMENT_FIELDS = ("devices", "n_gpu_layers", "load_mode", "use_extra_bufts")
+PLACEMENT_FIELDS = ("devices", "n_gpu_layers", "n_cpu_moe", "load_mode", "use_extra_bufts")
 """Fields of `Settings` that need a new load; all others need only a new context."""
 
 
@@ -278,11 +278,13 @@ class Settings:
     """Fields of llama_model_params and llama_context_params, spelled as there, enums as strings.
 
     `devices`: None for all of the engine's, () for the CPU alone. `n_gpu_layers` counts the output layer too,
-    as llama.cpp does: n_layer + 1 is everything.
+    as llama.cpp does: n_layer + 1 is everything. `n_cpu_moe` stands for the tensor_buft_overrides that keep the
+    routed experts of the first so many blocks in main memory.
     """
 
     devices: tuple[str, ...] | None = None
     n_gpu_layers: int = 0
+    n_cpu_moe: int = 0
     load_mode: str = "mmap"
     use_extra_bufts: bool = True
     n_ctx: int = 512
@@ -312,7 +314,10 @@ class Settings:
 
     @property
     def settings_id(self) -> str:
-        return _digest(dataclasses.asdict(self))[:12]
+        named = dataclasses.asdict(self)
+        if not self.n_cpu_moe:  # younger than the others: without it the names are those of older journals
+            del named["n_cpu_moe"]
+        return _digest(named)[:12]
 
     def replace(self, **changes: Any) -> Settings:
         return dataclasses.replace(self, **changes)

@@ -23,7 +23,7 @@ _ENUMS = {
     "flash_attn_type": ("auto", "disabled", "enabled"),
     "load_mode": ("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"),
 }
-_NOT_FIXABLE = {"devices", "n_ctx", "type_k", "type_v", "n_seq_max", "n_outputs_max", "kv_unified"}
+_NOT_FIXABLE = {"devices", "n_cpu_moe", "n_ctx", "type_k", "type_v", "n_seq_max", "n_outputs_max", "kv_unified"}
 
 
 def seconds(option: str, text: str) -> float:

@@ -25,6 +25,7 @@ _SAYABLE: dict[str, Callable[[Settings], bool]] = {
     "n_seq_max": lambda settings: settings.n_seq_max == 1,
     "n_outputs_max": lambda settings: settings.n_outputs_max == 0,
     "kv_unified": lambda settings: not settings.kv_unified,
+    "n_cpu_moe": lambda settings: settings.n_cpu_moe == 0,
 }
 """What `Llama` can be told of each field that it has no argument for, or one that says less."""
 

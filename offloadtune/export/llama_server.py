@@ -42,6 +42,8 @@ def _groups(settings: Settings, path: Path, endpoints: Sequence[str]) -> list[li
         "--load-mode": _LOAD_MODES.get(settings.load_mode, settings.load_mode),
         "--fit": "off",
     }
+    if settings.n_cpu_moe:
+        pairs["--n-cpu-moe"] = settings.n_cpu_moe
     groups += [[flag, str(value)] for flag, value in pairs.items()]
     switches = {
         "--no-kv-offload": not settings.offload_kqv,

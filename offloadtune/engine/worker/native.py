@@ -27,6 +27,7 @@ LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "di
 GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
 _LOG_LEVEL_DEBUG = 1
+_EXPERTS_OF_BLOCK = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # LLM_FFN_EXPS_REGEX of common.h
 
 
 def _bind(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
@@ -45,6 +46,7 @@ dev_get_props = _bind("ggml_backend_dev_get_props", None, c_void_p, c_void_p)
 load_all_from_path = _bind("ggml_backend_load_all_from_path", None, c_char_p)
 buft_name = _bind("ggml_backend_buft_name", c_char_p, c_void_p)
 buft_is_host = _bind("ggml_backend_buft_is_host", c_bool, c_void_p)
+cpu_buffer_type = _bind("ggml_backend_cpu_buffer_type", c_void_p)
 buft_get_device = _bind("ggml_backend_buft_get_device", c_void_p, c_void_p)
 reg_by_name = _bind("ggml_backend_reg_by_name", c_void_p, c_char_p)
 reg_get_proc_address = _bind("ggml_backend_reg_get_proc_address", c_void_p, c_void_p, c_char_p)
@@ -93,6 +95,12 @@ class _MapNode(ctypes.Structure):
         ("cache", c_size_t),
         ("compute", c_size_t),
     )
+
+
+class _TensorOverride(ctypes.Structure):
+    """struct llama_model_tensor_buft_override."""
+
+    _fields_ = (("pattern", c_char_p), ("buft", c_void_p))
 
 
 class Log:
@@ -250,6 +258,12 @@ def model_params(settings: dict[str, Any]) -> tuple[Any, list[Any]]:
         array = (c_void_p * (len(chosen) + 1))(*chosen, None)
         params.devices = ctypes.cast(array, c_void_p)
         keep.append(array)
+    if settings["n_cpu_moe"]:
+        patterns = [_EXPERTS_OF_BLOCK.format(i).encode() for i in range(settings["n_cpu_moe"])]
+        entries = [_TensorOverride(pattern, cpu_buffer_type()) for pattern in patterns]
+        overrides = (_TensorOverride * (len(entries) + 1))(*entries)
+        params.tensor_buft_overrides = ctypes.cast(overrides, c_void_p)
+        keep.append(overrides)
     return params, keep
 
 

@@ -1,0 +1,1 @@
+"""Shapes and cards that are known without a file."""
