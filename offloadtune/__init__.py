@@ -11,7 +11,7 @@ Floors, enforced by tests/test_floors.py; a module imports only what stands belo
     0  units  errors  records  sweeps  recalls  plans                           words, standard library only
     1  stats  footprint  search  recommend                                      judgement: pure functions of records
     1  probe  gguf  catalogue  engine  store  export  report  install  serve    hands: touch the world, decide nothing
-    2  pipeline                                                                 the conductor, the only one that knows both
+    2  pipeline                                                                 the conductor: knows both wings
     3  cli                                                                      the face
 
 Importing this package loads no engine, no NVML and no command line; the names of `__all__` load what they need.
