@@ -27,6 +27,12 @@ class UsageError(OffloadTuneError):
     exit_code = 2
 
 
+class UnknownNameError(UsageError):
+    """A name that the catalogue does not have, or has too little about."""
+
+    exit_code = 2
+
+
 class NothingWorksError(OffloadTuneError):
     """Every trial failed: there is nothing to recommend."""
 

@@ -1,1 +1,32 @@
-"""Shapes and cards that are known without a file."""
+"""Published models and cards by name, for planning without a file or a card at hand.
+
+Hands of floor 1: reads its own tables (shapes.csv, cards.csv) and decides nothing. From the names up:
+
+    names       what people write -> what is compared
+    shapes      name -> `Shape`, a published model without its weights
+    cards       name -> `Card`
+    quants      name -> `Quant`, a mixture of tensor types
+    tensors     shape -> names and shapes of its tensors
+    quantising  tensors and a mixture -> the type of each
+    describing  shape and mixture -> `Described`, what the file's header would say
+"""
+
+from offloadtune.catalogue.cards import Card, card_names, find_card
+from offloadtune.catalogue.describing import Described, described, key_values_of
+from offloadtune.catalogue.quants import QUANTS, Quant, find_quant
+from offloadtune.catalogue.shapes import Shape, find_shape, shape_names
+
+__all__ = [
+    "QUANTS",
+    "Card",
+    "Described",
+    "Quant",
+    "Shape",
+    "card_names",
+    "described",
+    "find_card",
+    "find_quant",
+    "find_shape",
+    "key_values_of",
+    "shape_names",
+]

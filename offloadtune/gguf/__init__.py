@@ -12,7 +12,7 @@ Hands of floor 1: opens files read-only and decides nothing. From the bytes up:
     facts      headers -> `GgufFacts`
 """
 
-from offloadtune.gguf.facts import read_gguf
+from offloadtune.gguf.facts import facts_of_parts, read_gguf
 from offloadtune.gguf.identity import identify, sha256_of
 
-__all__ = ["identify", "read_gguf", "sha256_of"]
+__all__ = ["facts_of_parts", "identify", "read_gguf", "sha256_of"]

@@ -1,17 +1,18 @@
-"""What a model is, from its headers: `read_gguf`."""
+"""What a model is, from its headers: `read_gguf`, and `facts_of_parts` for a file that need not exist."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from offloadtune.errors import GgufError
 from offloadtune.gguf.attention import head_sizes, per_block, sliding_window
-from offloadtune.gguf.header import Header, shown
+from offloadtune.gguf.header import Header, header_of_parts, shown
 from offloadtune.gguf.identity import identify_headers
 from offloadtune.gguf.opening import damaged
 from offloadtune.gguf.shards import read_shards
@@ -42,6 +43,27 @@ def read_gguf(path: Path) -> GgufFacts:
     contiguous dimension first; `key_values` are the first shard's. Raises GgufError: one sentence and a next step.
     """
     headers = read_shards(path)
+    return _facts(headers, identify_headers(headers))
+
+
+def facts_of_parts(
+    path: Path,
+    gguf_id: str,
+    key_values: Mapping[str, Any],
+    array_lengths: Mapping[str, int],
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]],
+) -> GgufFacts:
+    """Facts of a file that need not exist, from what its header would hold: `read_gguf` without the reading.
+
+    `tensors` are (name, ggml type, shape) in the order of the table. `file_bytes` counts the aligned data section and
+    a header without the strings and numbers of long arrays, some MB with a vocabulary. Raises GgufError as
+    `read_gguf` does for a header that says the same.
+    """
+    header = header_of_parts(path, key_values, array_lengths, tensors)
+    return _facts((header,), gguf_id)
+
+
+def _facts(headers: Sequence[Header], gguf_id: str) -> GgufFacts:
     header = headers[0]
     tensors = tuple(tensor for shard in headers for tensor in shard.tensors)
     arch = _architecture(header)
@@ -54,7 +76,7 @@ def read_gguf(path: Path) -> GgufFacts:
     return GgufFacts(
         path=header.path,
         shard_paths=tuple(shard.path for shard in headers),
-        gguf_id=identify_headers(headers),
+        gguf_id=gguf_id,
         file_bytes=sum(shard.file_bytes for shard in headers),
         version=header.version,
         arch=arch,

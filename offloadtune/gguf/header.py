@@ -6,6 +6,7 @@ Strings in arrays and numbers in long arrays are counted, not kept, so a large v
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -13,7 +14,15 @@ from typing import Any, TypeGuard
 from offloadtune.errors import GgufError
 from offloadtune.gguf.cursor import Cursor
 from offloadtune.gguf.opening import DOWNLOAD_AGAIN, damaged, open_header
-from offloadtune.gguf.tables import ARRAY_TYPE, GGML_TYPES, NUMBER_FORMATS, STRING_TYPE, number_layout
+from offloadtune.gguf.tables import (
+    ARRAY_TYPE,
+    GGML_TYPES,
+    NUMBER_FORMATS,
+    STRING_TYPE,
+    TYPES_BY_NAME,
+    GgmlType,
+    number_layout,
+)
 from offloadtune.records import TensorFacts
 
 _VERSIONS = (2, 3)
@@ -92,6 +101,53 @@ def read_header(path: Path) -> Header:
         array_lengths=array_lengths,
         tensors=tensors,
     )
+
+
+def header_of_parts(
+    path: Path,
+    key_values: Mapping[str, Any],
+    array_lengths: Mapping[str, int],
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]],
+) -> Header:
+    """The header that a file with these key-values and (name, ggml type, shape) would have, tensors end to end.
+
+    Raises GgufError for an impossible alignment, an unknown type and rows that are not whole blocks of their type.
+    """
+    alignment = _alignment(path, dict(key_values))
+    table: list[TensorFacts] = []
+    end = 0
+    for name, type_name, shape in tensors:
+        ggml_type = TYPES_BY_NAME.get(type_name)
+        if ggml_type is None or shape[0] % ggml_type.n_block:
+            raise damaged(path, f"its tensor {shown(name)} cannot be of type {type_name} with the shape {shape}")
+        n_bytes = _n_bytes(shape, ggml_type)
+        table.append(TensorFacts(name=name, type_name=type_name, shape=shape, n_bytes=n_bytes, offset=end, i_shard=0))
+        end = _padded(end + n_bytes, alignment)
+    header_bytes = _padded(_least_header_bytes(key_values, array_lengths, table), alignment)
+    return Header(
+        path=path,
+        file_bytes=header_bytes + end,
+        header_bytes=header_bytes,
+        version=_VERSIONS[-1],
+        key_values=dict(key_values),
+        array_lengths=dict(array_lengths),
+        tensors=tuple(table),
+    )
+
+
+def _least_header_bytes(
+    key_values: Mapping[str, Any], array_lengths: Mapping[str, int], tensors: Sequence[TensorFacts]
+) -> int:
+    """Bytes of a header whose numbers have four bytes each and whose string arrays are empty strings."""
+    n_bytes = 24
+    for key, value in key_values.items():
+        n_value = 4 + 12 * (key in array_lengths)
+        if key in array_lengths:
+            n_value += array_lengths[key] * (4 if isinstance(value, tuple) else 8)
+        else:
+            n_value += 8 + len(value.encode()) if isinstance(value, str) else 4
+        n_bytes += 8 + len(key.encode()) + n_value
+    return n_bytes + sum(8 + len(tensor.name.encode()) + 4 + 8 * len(tensor.shape) + 12 for tensor in tensors)
 
 
 def _read_preamble(cursor: Cursor) -> tuple[int, int, int]:
@@ -208,10 +264,14 @@ def _read_tensor(cursor: Cursor, i_shard: int) -> TensorFacts:
         name=name,
         type_name=ggml_type.name,
         shape=shape,
-        n_bytes=math.prod(shape) // ggml_type.n_block * ggml_type.block_bytes,
+        n_bytes=_n_bytes(shape, ggml_type),
         offset=cursor.u64(),
         i_shard=i_shard,
     )
+
+
+def _n_bytes(shape: tuple[int, ...], ggml_type: GgmlType) -> int:
+    return math.prod(shape) // ggml_type.n_block * ggml_type.block_bytes
 
 
 def _check_layout(path: Path, tensors: tuple[TensorFacts, ...], alignment: int) -> None:

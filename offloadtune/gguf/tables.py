@@ -52,6 +52,8 @@ GGML_TYPES: dict[int, GgmlType] = {
     42: GgmlType("Q2_0", 64, 18),
 }
 
+TYPES_BY_NAME: dict[str, GgmlType] = {ggml_type.name: ggml_type for ggml_type in GGML_TYPES.values()}
+
 FILE_TYPES: dict[int, str] = {
     0: "F32",
     1: "F16",

@@ -1,0 +1,24 @@
+"""A model by name instead of by file: the catalogue's description, read as a header is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from offloadtune import catalogue, gguf
+from offloadtune.records import GgufFacts
+
+
+def facts_of_shape(name: str, quant: str, *, has_imatrix: bool | None = None) -> GgufFacts:
+    """What `read_gguf` would say of the model `name` in the quantisation `quant`, which nobody downloaded.
+
+    `path` is a file name that need not exist, `gguf_id` starts with "catalogue:". `has_imatrix` says whether the
+    quantisation used an importance matrix; left out, only where it cannot do without. Raises UnknownNameError.
+    """
+    header = catalogue.described(name, quant, has_imatrix=has_imatrix)
+    return gguf.facts_of_parts(
+        path=Path(f"{header.shape.key}.{header.quant.name}.gguf"),
+        gguf_id=f"catalogue:{header.shape.key}:{header.quant.name}",
+        key_values=header.key_values,
+        array_lengths=header.array_lengths,
+        tensors=header.tensors,
+    )
