@@ -20,6 +20,7 @@ from offloadtune.records import (
     Outcome,
     Settings,
     Target,
+    TensorFacts,
     Trial,
     TrialResult,
     Visit,
@@ -44,6 +45,8 @@ def made_up_facts(
 ) -> GgufFacts:
     """Facts of a file that does not exist, with blocks of the sizes given; every second block slides with `n_swa`."""
     n_layer = len(layer_bytes)
+    sizes = {f"blk.{i}.ffn_up.weight": n for i, n in enumerate(layer_bytes)}
+    sizes |= {"token_embd.weight": 8 * MIB, "output_norm.weight" if is_tied else "output.weight": 8 * MIB}
     return GgufFacts(
         path=Path("made-up.gguf"),
         shard_paths=(Path("made-up.gguf"),),
@@ -74,7 +77,10 @@ def made_up_facts(
         output_bytes=8 * MIB,
         other_bytes=0,
         type_bytes=(("F16", sum(layer_bytes) + 16 * MIB),),
-        tensors=(),
+        tensors=tuple(
+            TensorFacts(name=name, type_name="I8", shape=(n_bytes,), n_bytes=n_bytes, offset=0, i_shard=0)
+            for name, n_bytes in sizes.items()
+        ),
         key_values=(("llama.feed_forward_length", 1024), *(keys or {}).items()),
     )
 

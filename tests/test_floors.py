@@ -164,7 +164,7 @@ def test_every_stage_is_on_the_map_and_every_name_of_the_map_exists() -> None:
         ("search/plan.py", "from time import monotonic"),
         ("stats.py", "import random"),
         ("recommend.py", "import os.path"),
-        ("footprint.py", "text = open('/proc/meminfo')"),
+        ("footprint/grid.py", "text = open('/proc/meminfo')"),
         ("records.py", "from offloadtune.stats import judge"),
         ("units.py", "import numpy as np"),
         ("engine/process.py", "import llama_cpp"),

@@ -6,10 +6,10 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offloadtune.footprint import estimate_footprint
+from offloadtune.footprint import estimate_footprints
 from offloadtune.records import Settings, Trial, TrialResult
 from offloadtune.search.cost import is_feasible, ran_out
-from offloadtune.search.space import Space, can_fit, start_settings
+from offloadtune.search.space import Space, n_that_can_fit, start_settings
 
 _UNLISTED_FRAC = 0.02
 """Of the device's memory, kept free in the first guess: drivers take some hundred MiB that no footprint lists."""
@@ -64,7 +64,7 @@ class _Known:
             ran=ran,
             ended=ended,
             untold=[i for i in tried if i not in ran and i not in ended],
-            n_possible=sum(can_fit(space, settings) for settings in ladder),
+            n_possible=n_that_can_fit(space, ladder),
             taken_bytes=sum(peak for _, peak in tried[ran[-1]].device_peak_bytes) if ran else 0,
         )
 
@@ -81,14 +81,15 @@ class _Known:
 
 def _ladder(space: Space) -> list[Settings]:
     base = start_settings(space)
-    rungs = (base.replace(n_gpu_layers=k) for k in range(1, space.everything + 1))
-    return sorted(rungs, key=lambda settings: estimate_footprint(space.facts, settings).bytes)
+    rungs = [base.replace(n_gpu_layers=k) for k in range(1, space.everything + 1)]
+    sizes = [one.bytes for one in estimate_footprints(space.facts, rungs)]
+    return [settings for _, settings in sorted(zip(sizes, rungs, strict=True), key=lambda pair: pair[0])]
 
 
 def _aim(space: Space, ladder: Sequence[Settings], known: _Known) -> int:
     """Where the next try belongs; see `next_placement`."""
     fell = [i for i in known.ended if i < len(ladder) - 1]
-    sizes = [estimate_footprint(space.facts, settings).bytes for settings in ladder]
+    sizes = [one.bytes for one in estimate_footprints(space.facts, ladder)]
     if known.ran:
         spare_bytes = space.device_bytes - known.taken_bytes if known.taken_bytes else 0
         measured = bisect.bisect(sizes, sizes[known.low] + spare_bytes) - 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offloadtune.footprint import estimate_footprint, pad_256
+from offloadtune.footprint import estimate_footprints, pad_256
 from offloadtune.records import GgufFacts, Goal, Settings, Target, Trial, Workload
 
 FIT_MARGIN_BYTES = 1 << 30
@@ -142,7 +142,14 @@ def _clipped(settings: Settings) -> Settings:
 
 def can_fit(space: Space, settings: Settings) -> bool:
     """False only when the least the settings can take is more than there is; without devices nothing goes there."""
-    return not space.has_devices or estimate_footprint(space.facts, settings).least_bytes <= space.device_bytes
+    return n_that_can_fit(space, (settings,)) > 0
+
+
+def n_that_can_fit(space: Space, settings: Sequence[Settings]) -> int:
+    """How many of these can fit; see `can_fit`."""
+    if not space.has_devices:
+        return len(settings)
+    return sum(one.least_bytes <= space.device_bytes for one in estimate_footprints(space.facts, settings))
 
 
 def settings_to_fit(space: Space) -> Settings:
@@ -160,6 +167,7 @@ def _fit_settings(space: Space) -> Settings:
         n_gpu_layers = space.n_fit_layers if space.n_fit_layers >= 0 else space.everything
         return space.hold(settings.replace(n_gpu_layers=min(n_gpu_layers, space.everything)))
     available = space.device_bytes - FIT_MARGIN_BYTES
-    ladder = (space.hold(settings.replace(n_gpu_layers=k)) for k in range(space.everything, 0, -1))
-    fitting = (one for one in ladder if estimate_footprint(space.facts, one).bytes <= available)
+    ladder = [space.hold(settings.replace(n_gpu_layers=k)) for k in range(space.everything, 0, -1)]
+    sizes = estimate_footprints(space.facts, ladder)
+    fitting = (one for one, size in zip(ladder, sizes, strict=True) if size.bytes <= available)
     return next(fitting, space.hold(settings.replace(n_gpu_layers=0)))

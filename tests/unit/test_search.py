@@ -219,8 +219,8 @@ def test_from_a_first_guess_that_runs_the_climb_goes_up_in_growing_steps_and_hal
 def test_a_first_guess_far_too_low_is_left_by_what_it_measured() -> None:
     """The compute buffers are a tenth of what was feared; three loads tell: the guess, the last that fits, one more."""
     facts = made_up_facts((MIB,) * 60)
-    wall_bytes = estimate_footprint(facts, start_of(made_up_space(facts, device_bytes=PLENTY))).compute_bytes + 9 * MIB
-    engine = SyntheticEngine(facts=facts, wall_bytes=wall_bytes, compute_factor=0.1, base_bytes=3 * MIB)
+    wall_bytes = estimate_footprint(facts, start_of(made_up_space(facts, device_bytes=PLENTY))).compute_bytes + 12 * MIB
+    engine = SyntheticEngine(facts=facts, wall_bytes=wall_bytes, compute_factor=0.1, base_bytes=MIB)
     space = made_up_space(facts, device_bytes=wall_bytes)
     placements = ladder(space, carry_out(space, engine))
     n_layers = [result.trial.settings.n_gpu_layers for result in placements]
@@ -279,8 +279,8 @@ def test_placements_that_all_end_without_telling_are_given_up_after_a_few(outcom
 
 
 def test_an_unknown_cache_excludes_no_placement() -> None:
-    """Latent attention: the rule would say that the cache alone is more than the card."""
-    facts = made_up_facts(keys={"llama.attention.kv_lora_rank": 512}, n_ctx_train=1 << 20)
+    """A recurrent state, perhaps: the rule would say that the cache alone is more than the card."""
+    facts = made_up_facts(keys={"llama.ssm.state_size": 512}, n_ctx_train=1 << 20)
     space = made_up_space(facts, device_bytes=400 * MIB, n_ctx=1 << 19)
     trial = next_trial(space, [])
     assert trial is not None
@@ -443,7 +443,7 @@ def tried_around(best: Settings, results: list[TrialResult]) -> list[tuple[int, 
 
 def test_layers_are_traded_for_a_larger_batch_that_does_not_fit_besides_them() -> None:
     """The made-up card holds 2 layers less with a batch of 1024 than with one of 512."""
-    facts = made_up_facts()
+    facts = made_up_facts((5 * MIB,) * 12)
     base = start_of(made_up_space(facts, device_bytes=PLENTY, n_prompt_new=1024, n_ctx=2048))
     engine = SyntheticEngine(facts=facts, wall_bytes=0)
     wall_bytes = engine.used_bytes(base.replace(n_gpu_layers=8)) + 2 * MIB

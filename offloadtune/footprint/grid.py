@@ -1,0 +1,138 @@
+"""Settings as arrays, as the engine will round them, and how a device's backend stores tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from offloadtune.footprint.anatomy import Backend, Bools, Ints
+from offloadtune.records import Settings
+
+BYTES_OF_32 = {
+    "f32": 128,
+    "f16": 64,
+    "bf16": 64,
+    "q8_0": 34,
+    "q5_1": 24,
+    "q5_0": 22,
+    "q4_1": 20,
+    "q4_0": 18,
+    "iq4_nl": 18,
+}
+"""KV cache type -> bytes of 32 values, the block of every quantised one."""
+
+
+HOST = Backend(alignment=32)
+CUDA = Backend(alignment=128, row_padding=512, copies_quantised_kv=True, offloads_ops=True)
+_BACKENDS = {"CUDA": CUDA, "ROCm": CUDA, "MUSA": CUDA, "Vulkan": Backend(alignment=128, offloads_ops=True)}
+
+
+def backend_of(device_name: str) -> Backend:
+    """By llama.cpp's name of the device, like CUDA0; a backend without a rule of its own stores as the host does."""
+    return _BACKENDS.get(device_name.rstrip("0123456789"), HOST)
+
+
+def pad_256(n_cells: int) -> int:
+    """llama.cpp rounds contexts up to whole blocks of 256 cells."""
+    return (n_cells + 255) // 256 * 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """One setting an entry; all arrays have one length. Fields are those of `Settings`, as effective in the engine.
+
+    `n_cells` is the cache of one stream in cells, `n_streams` how many there are; `k32` and `v32` are bytes of 32
+    cached values, `flash` whether flash attention is on.
+    """
+
+    n_gpu_layers: Ints
+    n_cpu_moe: Ints
+    n_cells: Ints
+    n_streams: Ints
+    n_seq_max: Ints
+    n_ubatch: Ints
+    n_outputs: Ints
+    k32: Ints
+    v32: Ints
+    flash: Bools
+    unified: Bools
+    swa_full: Bools
+    offload_kqv: Bools
+    op_offload: Bools
+
+    def __len__(self) -> int:
+        return len(self.n_gpu_layers)
+
+    @classmethod
+    def of(cls, settings: Sequence[Settings], n_layer: int) -> Grid:
+        """The grid of a list of settings, in its order."""
+        return cls.over(
+            n_layer,
+            flash=[one.flash_attn_type != "disabled" for one in settings],
+            k32=[BYTES_OF_32[one.type_k] for one in settings],
+            v32=[BYTES_OF_32[one.type_v] for one in settings],
+            n_gpu_layers=[one.n_gpu_layers if one.devices != () else 0 for one in settings],
+            unified=[one.kv_unified for one in settings],
+            **{name: [getattr(one, name) for one in settings] for name in _SAME_NAME},
+        )
+
+    @classmethod
+    def over(cls, n_layer: int, **fields: Any) -> Grid:
+        """The grid of arrays or numbers that broadcast to one length, rounded as llama-context.cpp does.
+
+        Named as in `Settings`, but for `k32`, `v32`, `flash` and `unified`; those left out are its defaults.
+        """
+        given = dict(
+            zip([*_DEFAULTS], np.broadcast_arrays(*({**_DEFAULTS, **fields}[k] for k in _DEFAULTS)), strict=True)
+        )
+        asked = {name: np.atleast_1d(value) for name, value in given.items()}
+        k = asked["n_gpu_layers"].astype(np.int64)
+        n_ctx, n_seq_max = asked["n_ctx"].astype(np.int64), np.maximum(asked["n_seq_max"].astype(np.int64), 1)
+        n_batch = np.minimum(n_ctx, asked["n_batch"])
+        n_ubatch = np.minimum(n_batch, np.where(asked["n_ubatch"] == 0, n_batch, asked["n_ubatch"]))
+        n_outputs_max = np.where(asked["n_outputs_max"] == 0, n_batch, asked["n_outputs_max"])
+        unified = asked["unified"].astype(np.bool_)
+        n_streams = np.where(unified, 1, n_seq_max)
+        return cls(
+            n_gpu_layers=np.where(k < 0, n_layer + 1, np.minimum(k, n_layer + 1)),
+            n_cpu_moe=np.clip(asked["n_cpu_moe"].astype(np.int64), 0, n_layer),
+            n_cells=_pad_256(_pad_256(n_ctx) // n_streams),
+            n_streams=n_streams,
+            n_seq_max=n_seq_max,
+            n_ubatch=n_ubatch.astype(np.int64),
+            n_outputs=np.minimum(n_ubatch, n_outputs_max).astype(np.int64),
+            k32=asked["k32"].astype(np.int64),
+            v32=asked["v32"].astype(np.int64),
+            flash=asked["flash"].astype(np.bool_),
+            unified=unified,
+            swa_full=asked["swa_full"].astype(np.bool_),
+            offload_kqv=asked["offload_kqv"].astype(np.bool_),
+            op_offload=asked["op_offload"].astype(np.bool_),
+        )
+
+
+_SAME_NAME = (
+    "n_cpu_moe",
+    "n_ctx",
+    "n_batch",
+    "n_ubatch",
+    "n_seq_max",
+    "n_outputs_max",
+    "swa_full",
+    "offload_kqv",
+    "op_offload",
+)
+_DEFAULTS = {
+    **{name: getattr(Settings(), name) for name in ("n_gpu_layers", *_SAME_NAME)},
+    "k32": BYTES_OF_32["f16"],
+    "v32": BYTES_OF_32["f16"],
+    "flash": False,
+    "unified": False,
+}
+
+
+def _pad_256(cells: Ints) -> Ints:
+    return (cells + 255) // 256 * 256
