@@ -20,7 +20,7 @@ _TOKENS = "tokenizer.ggml.tokens"
 class Described:
     """What a header holds: key-values, the lengths of its arrays, and (name, ggml type, shape) of every tensor.
 
-    As a reader of headers gives them: a vocabulary is counted, not kept. `has_imatrix` as in `quantised`.
+    As a reader of headers gives them: a vocabulary is counted, not kept.
     """
 
     shape: Shape
@@ -30,8 +30,10 @@ class Described:
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
 
 
-def described(shape: Shape | str, quant: Quant | str, *, has_imatrix: bool | None = None) -> Described:
-    """The header of `shape` in `quant`, both by name if need be.
+def described(
+    shape: Shape | str, quant: Quant | str, *, has_imatrix: bool | None = None, as_published: bool = True
+) -> Described:
+    """The header of `shape` in `quant`, both by name if need be; `has_imatrix` and `as_published` as in `quantised`.
 
     Raises UnknownNameError for an unknown name and where the catalogue knows too little of the model.
     """
@@ -41,7 +43,7 @@ def described(shape: Shape | str, quant: Quant | str, *, has_imatrix: bool | Non
         sentence = f"MXFP4 is for models with experts, and {shape.label} has none."
         raise UnknownNameError(sentence, hint="Choose another quantisation, such as Q4_K_M.")
     tensors = tensors_of(shape)
-    types = quantised(shape, tensors, quant, has_imatrix=has_imatrix)
+    types = quantised(shape, tensors, quant, has_imatrix=has_imatrix, as_published=as_published)
     key_values = key_values_of(shape) | {"general.file_type": quant.file_type}
     return Described(
         shape=shape,
