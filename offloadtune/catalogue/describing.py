@@ -75,10 +75,8 @@ def key_values_of(shape: Shape) -> dict[str, Any]:
         "attention.sliding_window": shape.n_swa or None,
         "expert_count": shape.n_expert or None,
         "expert_used_count": shape.n_expert_used or None,
-        "expert_feed_forward_length": shape.n_ff_exp if shape.n_ff_exp and shape.n_ff_exp != shape.n_ff else None,
+        "expert_feed_forward_length": None if shape.arch == "llama" else shape.n_ff_exp or None,
     }
-    if shape.arch == "gpt-oss":
-        sizes["expert_feed_forward_length"] = shape.n_ff_exp
     known = {f"{shape.arch}.{key}": value for key, value in (sizes | shape.keys).items() if value is not None}
     general = {"general.architecture": shape.arch, "general.type": "model", "general.name": shape.label}
     return general | known | {_TOKENS: f"array of {shape.n_vocab} strings"}

@@ -165,8 +165,9 @@ def _counts(text: str) -> int | tuple[int, ...]:
 
 
 def _key_value(text: str) -> tuple[str, Any]:
-    """A GGUF key and its value: "a.b=512", "a.b=0.5" or, as an array, "a.b=1*5 0*1"."""
+    """A GGUF key and its value: "a.b=512", "a.b=0.5" or, as an array, "a.b=1*5 0"; patterns are arrays of flags."""
     key, _, value = (part.strip() for part in text.partition("="))
     if "*" in value or " " in value:
-        return key, _counts(value)
+        counts = _counts(value)
+        return key, tuple(map(bool, counts)) if key.endswith("_pattern") and isinstance(counts, tuple) else counts
     return key, float(value) if "." in value else int(value)
