@@ -204,9 +204,16 @@ def _qwen35moe(shape: Shape, i_layer: int) -> Block:
 
 
 def _mixer(shape: Shape, i_layer: int) -> Block:
-    """Gated attention in every `full_attention_interval`-th block, a gated delta net in the others."""
+    """Gated attention in every `full_attention_interval`-th block, a gated delta net in the others.
+
+    The last `nextn_predict_layers` blocks, which predict further tokens, have attention and a projection of their own.
+    """
+    is_nextn = i_layer >= shape.n_layer - int(shape.keys.get("nextn_predict_layers", 0))
     yield from _norms(shape, "attn_norm", "post_attention_norm")
-    if (i_layer + 1) % int(shape.keys["full_attention_interval"]):
+    if is_nextn:
+        yield "nextn.eh_proj.weight", (2 * shape.n_embd, shape.n_embd)
+        yield from _norms(shape, "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
+    elif (i_layer + 1) % int(shape.keys["full_attention_interval"]):
         yield from _delta_net(shape)
         return
     n_q, n_k, n_v, n_out = _widths(shape, i_layer)
