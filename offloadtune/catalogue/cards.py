@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import csv
 import functools
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 
 from offloadtune.catalogue.names import folded, unknown
+from offloadtune.errors import UnknownNameError
 
 _GIB = 1024**3
-_PREFIXES = ("nvidia", "geforce", "amd", "radeon", "intel", "apple")
-_SUFFIXES = {"laptop": "mobile", "gpu": "", "graphics": ""}
+_PART = re.compile(r"[a-z]+|[0-9]+")
+_IN_BRACKETS = re.compile(r"\(.*?\)")
+_SAYING_NOTHING = {"nvidia", "geforce", "amd", "radeon", "intel", "apple", "gpu", "graphics", "edition", "tm", "r"}
+_SAME_WORDS = {"laptop": "mobile"}
+_SERIES = {"rtx", "gtx", "rx", "tesla", "arc"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +29,7 @@ class Card:
     """
 
     name: str
+    aliases: tuple[str, ...]
     vendor: str
     vram_bytes: int | None
     mem_bandwidth_bytes_per_s: float
@@ -37,21 +44,25 @@ class Card:
 
 
 def find_card(name: str) -> Card:
-    """The card called `name`, maker and series words, case and punctuation aside ("NVIDIA GeForce RTX 3090").
+    """The card called `name`, as people or drivers write it ("NVIDIA GeForce RTX 3090", "rtx3090", "3090").
 
-    A name without its memory size means the only card so called, or the one whose row has no size either. Raises
-    UnknownNameError with the nearest names, or with the sizes to choose from.
+    Series and memory size may be left out where only one card is left to mean. Raises UnknownNameError with the
+    nearest names, or with those to choose from.
     """
-    asked = _plain(name)
-    rows = {_plain(card.name): card for card in cards()}
-    if asked in rows:
-        return rows[asked]
-    sized = [
-        card for plain, card in rows.items() if asked and plain.startswith(asked) and _is_size(plain[len(asked) :])
-    ]
-    if len(sized) == 1:
-        return sized[0]
-    raise unknown(name, {plain: card.name for plain, card in rows.items()}, "card")
+    asked = _parts(name)
+    extras: dict[Card, frozenset[str]] = {}
+    for card in cards():
+        unsaid = [parts - asked for parts in _spellings(card) if asked and asked <= parts]
+        if unsaid:
+            extras[card] = min(unsaid, key=len)
+    for kind in (_says_nothing_more, _says_its_size, lambda _: True):
+        found = [card for card, extra in extras.items() if kind(extra)]
+        if len(found) == 1:
+            return found[0]
+    if extras:
+        hint = f"Choose one of these: {', '.join(card.name for card in extras)}."
+        raise UnknownNameError(f"The catalogue has {len(extras)} cards called {name!r}.", hint=hint)
+    raise unknown(name, {folded(card.name): card.name for card in cards()}, "card")
 
 
 def card_names() -> tuple[str, ...]:
@@ -69,6 +80,7 @@ def cards() -> tuple[Card, ...]:
 def _card(row: dict[str, str]) -> Card:
     return Card(
         name=row["name"],
+        aliases=tuple(part.strip() for part in row["aliases"].split("/") if part.strip()),
         vendor=row["vendor"],
         vram_bytes=round(float(row["vram_gb"]) * _GIB) if row["vram_gb"] else None,
         mem_bandwidth_bytes_per_s=float(row["mem_bw_gbs"]) * 1e9,
@@ -83,12 +95,23 @@ def _card(row: dict[str, str]) -> Card:
     )
 
 
-def _plain(name: str) -> str:
-    fold = folded(name.partition("(")[0])
-    for word in (*_PREFIXES, *_SUFFIXES):
-        fold = fold.replace(word, _SUFFIXES.get(word, ""))
-    return fold
+def _spellings(card: Card) -> Iterator[frozenset[str]]:
+    """The words of each of the card's names, without and with its memory size."""
+    size = _parts(f"{card.vram_bytes // _GIB} GB" if card.vram_bytes else "")
+    for name in (card.name, *card.aliases):
+        yield _parts(name)
+        yield _parts(name) | size
 
 
-def _is_size(text: str) -> bool:
-    return text.removesuffix("gb").isdigit()
+def _parts(name: str) -> frozenset[str]:
+    """Words and numbers of `name` without makers' words; "RTX4060Ti 16GB" and "RTX 4060 Ti 16 GB" are alike."""
+    parts = _PART.findall(_IN_BRACKETS.sub(" ", name.lower()))
+    return frozenset(_SAME_WORDS.get(part, part) for part in parts) - _SAYING_NOTHING
+
+
+def _says_nothing_more(extra: frozenset[str]) -> bool:
+    return extra <= _SERIES
+
+
+def _says_its_size(extra: frozenset[str]) -> bool:
+    return all(part in _SERIES or part == "gb" or part.isdigit() for part in extra)

@@ -20,7 +20,7 @@ _TOKENS = "tokenizer.ggml.tokens"
 class Described:
     """What a header holds: key-values, the lengths of its arrays, and (name, ggml type, shape) of every tensor.
 
-    As a reader of headers gives them: a vocabulary is counted, not kept. `has_imatrix` as in `quantised`.
+    As a reader of headers gives them: a vocabulary is counted, not kept.
     """
 
     shape: Shape
@@ -30,8 +30,10 @@ class Described:
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
 
 
-def described(shape: Shape | str, quant: Quant | str, *, has_imatrix: bool | None = None) -> Described:
-    """The header of `shape` in `quant`, both by name if need be.
+def described(
+    shape: Shape | str, quant: Quant | str, *, has_imatrix: bool | None = None, as_published: bool = True
+) -> Described:
+    """The header of `shape` in `quant`, both by name if need be; `has_imatrix` and `as_published` as in `quantised`.
 
     Raises UnknownNameError for an unknown name and where the catalogue knows too little of the model.
     """
@@ -41,7 +43,7 @@ def described(shape: Shape | str, quant: Quant | str, *, has_imatrix: bool | Non
         sentence = f"MXFP4 is for models with experts, and {shape.label} has none."
         raise UnknownNameError(sentence, hint="Choose another quantisation, such as Q4_K_M.")
     tensors = tensors_of(shape)
-    types = quantised(shape, tensors, quant, has_imatrix=has_imatrix)
+    types = quantised(shape, tensors, quant, has_imatrix=has_imatrix, as_published=as_published)
     key_values = key_values_of(shape) | {"general.file_type": quant.file_type}
     return Described(
         shape=shape,
@@ -73,10 +75,8 @@ def key_values_of(shape: Shape) -> dict[str, Any]:
         "attention.sliding_window": shape.n_swa or None,
         "expert_count": shape.n_expert or None,
         "expert_used_count": shape.n_expert_used or None,
-        "expert_feed_forward_length": shape.n_ff_exp if shape.n_ff_exp and shape.n_ff_exp != shape.n_ff else None,
+        "expert_feed_forward_length": None if shape.arch == "llama" else shape.n_ff_exp or None,
     }
-    if shape.arch == "gpt-oss":
-        sizes["expert_feed_forward_length"] = shape.n_ff_exp
     known = {f"{shape.arch}.{key}": value for key, value in (sizes | shape.keys).items() if value is not None}
     general = {"general.architecture": shape.arch, "general.type": "model", "general.name": shape.label}
     return general | known | {_TOKENS: f"array of {shape.n_vocab} strings"}

@@ -5,13 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from typing import TypeVar
 
 from offloadtune.errors import UnknownNameError
 
 _SEPARATORS = re.compile(r"[^a-z0-9.]+|(?<![0-9])\.|\.(?![0-9])")
-
-Row = TypeVar("Row")
 
 
 def folded(name: str) -> str:
@@ -22,17 +19,9 @@ def folded(name: str) -> str:
     return _SEPARATORS.sub("", name.lower())
 
 
-def look_up(name: str, rows: Mapping[str, Row], labels: Mapping[str, str], what: str) -> Row:
-    """The row of `rows` (by folded name) that `name` means. Raises UnknownNameError with the nearest `labels`."""
-    found = rows.get(folded(name))
-    if found is None:
-        raise unknown(name, labels, what)
-    return found
-
-
 def unknown(name: str, labels: Mapping[str, str], what: str) -> UnknownNameError:
     """The error for a `name` of a `what`; `labels` maps folded names to how they are shown."""
-    near = difflib.get_close_matches(folded(name), labels, n=8, cutoff=0.4)
+    near = difflib.get_close_matches(folded(name), labels, n=8, cutoff=0.0)
     shown = list(dict.fromkeys(labels[fold] for fold in near))[:4]
-    hint = f"Choose one of these, which come nearest: {', '.join(shown)}." if shown else f"List every {what} there is."
+    hint = f"Choose one of these, which come nearest: {', '.join(shown)}."
     return UnknownNameError(f"The catalogue has no {what} called {name!r}.", hint=hint)

@@ -15,8 +15,8 @@ from offloadtune.catalogue.shapes import Shape
 from offloadtune.catalogue.tensors import Tensor, i_layer_of
 
 _ROLES = {
-    "attn_qkv.weight": "attn_v",
-    "attn_kv_b.weight": "attn_v",
+    "attn_qkv.weight": "attn_qkv",
+    "attn_kv_b.weight": "attn_kv_b",
     "attn_v.weight": "attn_v",
     "attn_k.weight": "attn_k",
     "attn_q.weight": "attn_q",
@@ -25,7 +25,11 @@ _ROLES = {
     "ffn_gate": "ffn_gate",
     "ffn_down": "ffn_down",
 }
-"""Part of a tensor's name -> its role, the first match decides; projections that hold values count as `attn_v`."""
+"""Part of a tensor's name -> its role, the first match decides."""
+
+_HOLD_VALUES = {"attn_qkv", "attn_kv_b", "attn_v"}
+_PUBLISHED_EARLIER = {"deepseek2", "phi3"}
+"""Architectures whose published files are older than llama.cpp's treating fused projections as it does values."""
 
 _EMBEDDINGS = {"token_embd.weight", "per_layer_token_embd.weight"}
 _KEPT_F32 = ("_norm.weight", "ffn_gate_inp", "ssm_conv1d")
@@ -42,12 +46,13 @@ _ARCHS_70B = {"llama", "qwen2"}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor's position `i` among the `n` of its role, and the traits of the model that rules look at.
+    """A tensor's role, its position `i` among the `n` of that role, and the traits of the model that rules look at.
 
     `n_gqa` is the number of heads that share one key and value; `has_imatrix` says whether an importance matrix was
     at hand, with which some precautions are left out and others taken.
     """
 
+    role: str
     i: int
     n: int
     n_gqa: int
@@ -147,6 +152,11 @@ _RULES: dict[str, dict[str, Rule]] = {
         **_same(((_more_bits, "Q6_K"),), "Q4_K_M", "Q5_K_M"),
         "Q4_K_S": ((_first_4, "Q5_K"),),
     },
+    "attn_qkv": {
+        **_same(((_always, "Q4_K"),), "Q3_K_M", "Q3_K_L", "IQ3_M"),
+        "Q4_K_M": ((_always, "Q5_K"),),
+        "Q5_K_M": ((_always, "Q6_K"),),
+    },
     "attn_k": {
         **_same(((_8_experts, "Q4_K"),), *_LOW, *_LOW_S),
         "IQ3_XS": ((_always, "IQ3_XXS"),),
@@ -182,35 +192,47 @@ _RULES: dict[str, dict[str, Rule]] = {
     "ffn_gate": {"IQ3_XS": ((_middle, "IQ3_XXS"),)},
     "ffn_up": {"IQ3_XS": ((_middle, "IQ3_XXS"),)},
 }
-"""Role -> quantisation -> rule."""
+"""Role -> quantisation -> rule; `attn_qkv` only as llama.cpp had it earlier."""
 
 
 def quantised(
-    shape: Shape, tensors: Iterable[Tensor], quant: Quant, *, has_imatrix: bool | None = None
+    shape: Shape,
+    tensors: Iterable[Tensor],
+    quant: Quant,
+    *,
+    has_imatrix: bool | None = None,
+    as_published: bool = True,
 ) -> tuple[str, ...]:
     """The ggml type of each of `tensors`, which are in the order of `tensors_of`.
 
     Without `has_imatrix` an importance matrix is taken to be at hand only where the quantisation cannot do without.
+    `as_published` follows earlier rules for models whose files were published under them, else today's hold for all.
     """
-    seen: Counter[str] = Counter()
     listed = tuple(tensors)
-    n_of_role = Counter(role_of(name) for name, _ in listed)
+    roles = [_ruling_role(name, shape, as_published=as_published) for name, _ in listed]
+    n_values = sum(role in _HOLD_VALUES for role in roles)
     imatrix = quant.needs_imatrix if has_imatrix is None else has_imatrix
     n_head_kv = shape.n_head_kv_per_layer[0]
     n_gqa = (shape.n_head or 0) // n_head_kv if n_head_kv else 0
+    seen: Counter[str] = Counter()
     types = []
-    for name, dims in listed:
-        role = role_of(name)
-        n = n_of_role[role] if role == "attn_v" else shape.n_layer
-        i = i_layer_of(name) if _counts_blocks(role, shape, quant) else seen[role]
-        place = Place(i, n, n_gqa, shape.n_expert, imatrix)
-        if not _is_kept(name, dims):
-            seen[role] += 1
-        types.append(_type_of((name, dims), place, quant, shape))
+    for tensor, role in zip(listed, roles, strict=True):
+        n = n_values if role in _HOLD_VALUES else shape.n_layer
+        i = i_layer_of(tensor[0]) if _counts_blocks(role, shape, quant) else seen[role]
+        place = Place(role, i, n, n_gqa, shape.n_expert, imatrix)
+        seen[role] += not _is_kept(*tensor)
+        types.append(_type_of(tensor, place, quant, shape))
     return tuple(types)
 
 
-def role_of(name: str) -> str:
+def _ruling_role(name: str, shape: Shape, *, as_published: bool) -> str:
+    """The role whose rules hold for the tensor: today fused projections count as values."""
+    role = _role(name)
+    is_earlier = as_published and shape.arch in _PUBLISHED_EARLIER
+    return "attn_v" if role in _HOLD_VALUES and not is_earlier else role
+
+
+def _role(name: str) -> str:
     """What the tensor does, as far as rules tell tensors apart."""
     if name == "output.weight":
         return "output"
@@ -231,33 +253,32 @@ def _is_kept(name: str, dims: tuple[int, ...]) -> bool:
 
 def _type_of(tensor: Tensor, place: Place, quant: Quant, shape: Shape) -> str:
     name, dims = tensor
-    role = role_of(name)
     if _is_kept(name, dims):
         return "BF16" if len(dims) > 1 and any(part in name for part in _KEPT_16_BIT) else "F32"
     if quant.type_name in _UNQUANTISED:
         return quant.type_name
-    if role == "output" or (role == "token_embd" and shape.is_tied):
-        chosen = _output_type(dims, quant)
+    if place.role == "output" or (place.role == "token_embd" and shape.is_tied):
+        chosen = _output_type(dims, place, quant)
     elif quant.name == "MXFP4_MOE":
         chosen = "MXFP4" if len(dims) > 2 and dims[2] > 1 else "Q8_0"
     else:
-        chosen = _ruled(role, place, quant, shape)
+        chosen = _ruled(place, quant, shape)
     return _fitting(chosen, dims[0])
 
 
-def _output_type(dims: tuple[int, ...], quant: Quant) -> str:
+def _output_type(dims: tuple[int, ...], place: Place, quant: Quant) -> str:
     if quant.name == "MXFP4_MOE" or quant.type_name == "Q8_0" or dims[0] % _n_block(quant.type_name):
         return "Q8_0"
-    return _first(_RULES["output"].get(quant.name, ()), None) or "Q6_K"
+    return _first(_RULES["output"].get(quant.name, ()), place) or "Q6_K"
 
 
-def _ruled(role: str, place: Place, quant: Quant, shape: Shape) -> str:
-    chosen = _first(_RULES.get(role, {}).get(quant.name, ()), place) or quant.type_name
+def _ruled(place: Place, quant: Quant, shape: Shape) -> str:
+    chosen = _first(_RULES.get(place.role, {}).get(quant.name, ()), place) or quant.type_name
     if quant.name in {*_LOW, *_LOW_S}:
         return chosen
-    if role == "attn_v" and _is_70b(shape) and chosen in {"Q3_K", "Q4_K"}:
+    if place.role == "attn_v" and _is_70b(shape) and chosen in {"Q3_K", "Q4_K"}:
         chosen = "Q5_K"
-    return "Q8_0" if role in {"attn_v", "attn_k"} and shape.n_expert == 8 else chosen
+    return "Q8_0" if place.role in {"attn_v", "attn_k"} and shape.n_expert == 8 else chosen
 
 
 def _is_70b(shape: Shape) -> bool:
@@ -266,9 +287,8 @@ def _is_70b(shape: Shape) -> bool:
     return shape.arch in _ARCHS_70B and shape.n_layer == _N_LAYER_70B and shares
 
 
-def _first(rule: Rule, place: Place | None) -> str | None:
-    where = place or Place(0, 0, 0, 0, has_imatrix=False)
-    return next((type_name for holds, type_name in rule if holds(where)), None)
+def _first(rule: Rule, place: Place) -> str | None:
+    return next((type_name for holds, type_name in rule if holds(place)), None)
 
 
 def _fitting(type_name: str, n_row: int) -> str:

@@ -86,6 +86,6 @@ def find_quant(name: str) -> Quant:
 
 
 def _dynamic(name: str, fold: str, known: dict[str, str]) -> UnknownNameError:
-    plain = next((known[near] for near in (fold, f"{fold}m", f"{fold}s", fold[:-1]) if near in known), "Q4_K_M")
+    plain = next((known[near] for near in (fold, f"{fold}m", f"{fold}s", f"{fold[:2]}0") if near in known), "Q4_K_M")
     sentence = f"{name} is one of Unsloth's dynamic quantisations, whose choice of types follows no published rule."
     return UnknownNameError(sentence, hint=f"Name the .gguf file itself, or the plain {plain}, which comes nearest.")

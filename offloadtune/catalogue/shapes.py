@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from offloadtune.catalogue.names import folded, look_up
+from offloadtune.catalogue.names import folded, unknown
 from offloadtune.errors import UnknownNameError
 
-_VARIANTS = re.compile(r"^(?P<stem>.*?)[- ]?(?P<tail>instruct|chat|it|base|hf)$", re.IGNORECASE)
+_VARIANTS = re.compile(r"\b(?:instruct|chat|it|base|hf)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +69,14 @@ def per_layer(value: int | tuple[int, ...], n_layer: int) -> tuple[int, ...]:
 def find_shape(name: str) -> Shape:
     """The shape of the model called `name`: its key, label or an alias, case and punctuation aside.
 
-    The ending "Instruct", "Chat", "it" or "Base" changes no shape and may be left on. Raises UnknownNameError with
-    the nearest names.
+    The words "Instruct", "Chat", "it" and "Base" change no shape and may be there. Raises UnknownNameError with the
+    nearest names.
     """
-    by_name = _by_name()
-    variant = _VARIANTS.match(name.strip())
-    if folded(name) not in by_name and variant and folded(variant["stem"]) in by_name:
-        name = variant["stem"]
-    return look_up(name, by_name, _labels(), "model")
+    plain = _VARIANTS.sub(" ", name.replace("_", " "))
+    found = _by_name().get(folded(name)) or _by_name().get(folded(plain))
+    if found is None:
+        raise unknown(name, _labels(), "model")
+    return found
 
 
 def shape_names() -> tuple[str, ...]:
@@ -165,8 +165,9 @@ def _counts(text: str) -> int | tuple[int, ...]:
 
 
 def _key_value(text: str) -> tuple[str, Any]:
-    """A GGUF key and its value: "a.b=512", "a.b=0.5" or, as an array, "a.b=1*5 0*1"."""
+    """A GGUF key and its value: "a.b=512", "a.b=0.5" or, as an array, "a.b=1*5 0"; patterns are arrays of flags."""
     key, _, value = (part.strip() for part in text.partition("="))
     if "*" in value or " " in value:
-        return key, _counts(value)
+        counts = _counts(value)
+        return key, tuple(map(bool, counts)) if key.endswith("_pattern") and isinstance(counts, tuple) else counts
     return key, float(value) if "." in value else int(value)

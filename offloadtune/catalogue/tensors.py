@@ -41,7 +41,7 @@ def _file_order(tensor: Tensor) -> tuple[int, str]:
 
 
 def _ends(shape: Shape) -> Iterator[Tensor]:
-    """What stands before and after the blocks."""
+    """What belongs to no block."""
     yield "token_embd.weight", (shape.n_embd, shape.n_vocab)
     yield "output_norm.weight", (shape.n_embd,)
     if not shape.is_tied:
@@ -49,6 +49,11 @@ def _ends(shape: Shape) -> Iterator[Tensor]:
     for kind in shape.rope_tensors:
         name = "rope_freqs.weight" if kind == "freqs" else f"rope_factors_{kind}.weight"
         yield name, (_n_rot(shape) // 2,)
+    n_per_layer = int(shape.keys.get("embedding_length_per_layer_input", 0))
+    if n_per_layer:
+        yield "per_layer_token_embd.weight", (n_per_layer * shape.n_layer, shape.n_vocab)
+        yield "per_layer_model_proj.weight", (shape.n_embd, n_per_layer * shape.n_layer)
+        yield "per_layer_proj_norm.weight", (n_per_layer,)
 
 
 def _n_rot(shape: Shape) -> int:
@@ -186,11 +191,97 @@ def _command_r(shape: Shape, i_layer: int) -> Block:
     yield from _gated(shape.n_embd, _n_ff(shape, i_layer))
 
 
+def _qwen35(shape: Shape, i_layer: int) -> Block:
+    yield from _mixer(shape, i_layer)
+    yield from _gated(shape.n_embd, _n_ff(shape, i_layer))
+
+
+def _qwen35moe(shape: Shape, i_layer: int) -> Block:
+    yield from _mixer(shape, i_layer)
+    yield from _experts(shape.n_embd, shape.n_ff_exp, shape.n_expert)
+    yield "ffn_gate_inp_shexp.weight", (shape.n_embd,)
+    yield from _gated(shape.n_embd, int(shape.keys["expert_shared_feed_forward_length"]), "_shexp")
+
+
+def _mixer(shape: Shape, i_layer: int) -> Block:
+    """Gated attention in every `full_attention_interval`-th block, a gated delta net in the others.
+
+    The last `nextn_predict_layers` blocks, which predict further tokens, have attention and a projection of their own.
+    """
+    is_nextn = i_layer >= shape.n_layer - int(shape.keys.get("nextn_predict_layers", 0))
+    yield from _norms(shape, "attn_norm", "post_attention_norm")
+    if is_nextn:
+        yield "nextn.eh_proj.weight", (2 * shape.n_embd, shape.n_embd)
+        yield from _norms(shape, "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
+    elif (i_layer + 1) % int(shape.keys["full_attention_interval"]):
+        yield from _delta_net(shape)
+        return
+    n_q, n_k, n_v, n_out = _widths(shape, i_layer)
+    yield "attn_q.weight", (shape.n_embd, 2 * n_q)
+    yield "attn_k.weight", (shape.n_embd, n_k)
+    yield "attn_v.weight", (shape.n_embd, n_v)
+    yield "attn_output.weight", (n_out, shape.n_embd)
+    yield from _head_norms(shape)
+
+
+def _delta_net(shape: Shape) -> Block:
+    """Heads of `ssm.state_size`: `ssm.group_count` of them for queries and keys, `ssm.time_step_rank` for values."""
+    n_state, n_head = int(shape.keys["ssm.state_size"]), int(shape.keys["ssm.time_step_rank"])
+    n_value = n_state * n_head
+    n_mixed = 2 * n_state * int(shape.keys["ssm.group_count"]) + n_value
+    yield "attn_qkv.weight", (shape.n_embd, n_mixed)
+    yield "attn_gate.weight", (shape.n_embd, n_value)
+    yield "ssm_conv1d.weight", (int(shape.keys["ssm.conv_kernel"]), n_mixed)
+    yield "ssm_dt.bias", (n_head,)
+    yield "ssm_a", (n_head,)
+    yield "ssm_beta.weight", (shape.n_embd, n_head)
+    yield "ssm_alpha.weight", (shape.n_embd, n_head)
+    yield "ssm_norm.weight", (n_state,)
+    yield "ssm_out.weight", (n_value, shape.n_embd)
+
+
+def _gemma4(shape: Shape, i_layer: int) -> Block:
+    """Sliding blocks have smaller heads; the others take their keys for values where heads are shared further."""
+    n_ff = _n_ff(shape, i_layer)
+    is_swa = bool(shape.keys["attention.sliding_window_pattern"][i_layer])
+    n_embd_head = int(shape.keys["attention.key_length_swa"]) if is_swa else shape.n_embd_head_k
+    n_q, n_kv = (shape.n_head or 0) * n_embd_head, shape.n_head_kv_per_layer[i_layer] * n_embd_head
+    yield from _norms(shape, "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+    yield "attn_q.weight", (shape.n_embd, n_q)
+    yield "attn_k.weight", (shape.n_embd, n_kv)
+    if is_swa or isinstance(shape.n_head_kv, int):
+        yield "attn_v.weight", (shape.n_embd, n_kv)
+    yield "attn_output.weight", (n_q, shape.n_embd)
+    yield "attn_q_norm.weight", (n_embd_head,)
+    yield "attn_k_norm.weight", (n_embd_head,)
+    yield "layer_output_scale.weight", (1,)
+    yield from _gated(shape.n_embd, n_ff)
+    yield from _gemma4_experts(shape)
+    n_per_layer = int(shape.keys["embedding_length_per_layer_input"])
+    if n_per_layer:
+        yield "inp_gate.weight", (shape.n_embd, n_per_layer)
+        yield "proj.weight", (n_per_layer, shape.n_embd)
+        yield from _norms(shape, "post_norm")
+
+
+def _gemma4_experts(shape: Shape) -> Block:
+    """Routed experts beside the dense network, gate and up in one tensor."""
+    if not shape.n_expert:
+        return
+    yield "ffn_gate_inp.weight", (shape.n_embd, shape.n_expert)
+    yield "ffn_gate_inp.scale", (shape.n_embd,)
+    yield "ffn_gate_up_exps.weight", (shape.n_embd, 2 * shape.n_ff_exp, shape.n_expert)
+    yield "ffn_down_exps.weight", (shape.n_ff_exp, shape.n_embd, shape.n_expert)
+    yield "ffn_down_exps.scale", (shape.n_expert,)
+    yield from _norms(shape, "pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2")
+
+
 _BLOCKS: dict[str, Callable[[Shape, int], Block]] = {
     "command-r": _command_r,
     "deepseek2": _deepseek2,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "glm4": _glm4,
     "gpt-oss": _gpt_oss,
     "llama": _llama,
@@ -198,6 +289,8 @@ _BLOCKS: dict[str, Callable[[Shape, int], Block]] = {
     "phi3": _phi3,
     "qwen2": _llama,
     "qwen3": _qwen3,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35moe,
     "qwen3moe": _qwen3moe,
 }
 """Architecture -> the tensors of one block, without "blk.N."."""

@@ -12,6 +12,7 @@ likeness    whether it was made on what is here now
 missing     what has to be measured where none answers
 using       its answer again, its settings as text, and the target's own server started with them
 summing     all journals, in short
+shapes      a model by its name, without a file
 interrupts  when Ctrl-C must wait
 """
 
