@@ -5,11 +5,13 @@ Floor 0: standard library only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
-from offloadtune.records import MemoryUse, Settings
+from offloadtune.records import MemoryUse, Settings, Target
 
 
 class Tier(StrEnum):
@@ -52,3 +54,130 @@ class Forecast:
     effective: tuple[tuple[str, Any], ...] = ()
     refused: tuple[RefusedTensors, ...] = ()
     refusal: str = ""
+
+
+class RuntimeBasis(StrEnum):
+    """Where a device's runtime bytes come from."""
+
+    CALIBRATED = "calibrated"
+    PUBLISHED = "published"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePlan:
+    """What one device would hold. `free_bytes` is what it has to give, None where that is not known.
+
+    `runtime_bytes` is what no breakdown of the engine lists: the driver's context, pools, workspaces.
+    """
+
+    name: str
+    weights_bytes: int
+    kv_cache_bytes: int
+    compute_bytes: int
+    runtime_bytes: int | None = None
+    runtime_basis: RuntimeBasis = RuntimeBasis.UNKNOWN
+    free_bytes: int | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_cache_bytes + self.compute_bytes + (self.runtime_bytes or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPlan:
+    """What main memory would hold. Mapped weights (`is_mapped`) are pages of the file, which the system may drop.
+
+    `output_bytes` is the buffer of logits. `prompt_cache_bytes` is what a server's cache of past prompts may grow to;
+    no part of the total. `is_pinned`: held buffers lie in memory that the device reads directly and nothing swaps.
+    """
+
+    weights_bytes: int
+    kv_cache_bytes: int
+    compute_bytes: int
+    output_bytes: int
+    is_mapped: bool
+    is_pinned: bool = False
+    prompt_cache_bytes: int = 0
+    available_bytes: int | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_cache_bytes + self.compute_bytes + self.output_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """The part that cannot be dropped: all but mapped weights."""
+        return self.total_bytes - (self.weights_bytes if self.is_mapped else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """What `settings` take. `fits` is None where what there is to give is not known.
+
+    `refusals` say why it does not fit, one sentence each; `warnings` what else is to be known.
+    `n_splits` as in `Forecast`, None where the engine was not asked.
+    """
+
+    label: str
+    quantisation: str
+    target: Target
+    settings: Settings
+    tier: Tier
+    devices: tuple[DevicePlan, ...]
+    host: HostPlan
+    fits: bool | None
+    refusals: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    n_splits: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRow:
+    """One n_gpu_layers: bytes on all devices at the context asked for, and the largest context that fits, 0 for none.
+
+    `is_all` where the whole trained context fits; `n_ctx_max` is None where what there is to give is not known.
+    """
+
+    n_gpu_layers: int
+    device_bytes: int
+    n_ctx_max: int | None
+    is_all: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """A plan with what lies around it. Costs are bytes on all devices together, None where there is no next step.
+
+    `measured` holds, by device, the peaks of stored trials of these settings; `chose_layers` where we set n_gpu_layers.
+    """
+
+    plan: MemoryPlan
+    n_layer: int
+    n_ctx_train: int
+    rows: tuple[LayerRow, ...]
+    layer_cost_bytes: int | None
+    context_cost_bytes: int | None
+    chose_layers: bool = False
+    measured: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What is to be planned: a file, or a shape and the name of a quantisation; on this machine, or on cards by name.
+
+    `asked` are the fields of `Settings` that were named, all others are the target's own. `n_devices` counts equal
+    cards. `is_exact` asks the engine itself.
+    """
+
+    path: Path | None = None
+    shape: str | None = None
+    quant: str | None = None
+    card: str | None = None
+    n_devices: int = 1
+    limit_bytes: int | None = None
+    ram_limit_bytes: int | None = None
+    endpoints: tuple[str, ...] = ()
+    target: Target = Target.LLAMA_CPP_PYTHON
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    is_exact: bool = False

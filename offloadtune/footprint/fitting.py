@@ -1,0 +1,93 @@
+"""Whether settings fit into what devices and main memory have to give, and the largest context that does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from offloadtune.footprint.anatomy import Backend, Bools, Ints
+from offloadtune.footprint.compute import Terms
+from offloadtune.footprint.grid import Grid
+from offloadtune.footprint.reckon import Footprints, reckon
+from offloadtune.plans import DevicePlan, HostPlan
+from offloadtune.records import GgufFacts, Settings
+from offloadtune.units import format_bytes
+
+_CELLS_STEP = 256
+_N_CTX_UNTRAINED = 1 << 17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What there is to give: free bytes and runtime bytes of each device, and what main memory has available.
+
+    `free_bytes` holds None for a device of unknown size; `shares` decide how many layers each takes.
+    """
+
+    names: tuple[str, ...]
+    backends: tuple[Backend, ...]
+    free_bytes: tuple[int | None, ...]
+    runtime_bytes: tuple[int, ...]
+    shares: tuple[float, ...]
+    available_bytes: int | None = None
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.free_bytes) and None not in self.free_bytes
+
+
+def fits(found: Footprints, room: Room, *, is_mapped: bool) -> Bools:
+    """Whether each setting fits on every device of known size and in main memory, shape (n_settings,)."""
+    ok = np.ones(found.device_bytes.shape[1], dtype=np.bool_)
+    for used, free, runtime in zip(found.device_bytes, room.free_bytes, room.runtime_bytes, strict=True):
+        if free is not None:
+            ok &= used + np.where(used > 0, runtime, 0) <= free
+    if room.available_bytes is not None:
+        held = found.host_kv_cache_bytes + found.host_compute_bytes + found.output_bytes
+        ok &= held + (0 if is_mapped else found.host_weights_bytes) <= room.available_bytes
+    return ok
+
+
+def largest_contexts(
+    facts: GgufFacts, settings: Settings, n_gpu_layers: Sequence[int], room: Room, terms: Sequence[Terms | None] | None
+) -> Ints:
+    """The largest n_ctx that fits with each n_gpu_layers, in steps of 256 up to the training's; 0 where none does."""
+    k = np.asarray(n_gpu_layers, dtype=np.int64)
+    low, high = np.zeros_like(k), np.full_like(k, (facts.n_ctx_train or _N_CTX_UNTRAINED) // _CELLS_STEP)
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        grid = grid_of(facts, settings, n_gpu_layers=k, n_ctx=np.maximum(middle, 1) * _CELLS_STEP)
+        ok = fits(reckon(facts, grid, room.backends, room.shares, terms), room, is_mapped=is_mapped(settings))
+        low, high = np.where(ok, middle, low), np.where(ok, high, middle - 1)
+    return low * _CELLS_STEP
+
+
+def grid_of(facts: GgufFacts, settings: Settings, **arrays: Ints) -> Grid:
+    """`settings` with some fields as arrays."""
+    names = ("n_cpu_moe", "n_batch", "n_ubatch", "n_seq_max", "n_outputs_max", "swa_full", "offload_kqv", "op_offload")
+    one = Grid.of((settings,), facts.n_layer)
+    fields = {name: getattr(settings, name) for name in names}
+    fields |= {"n_gpu_layers": settings.n_gpu_layers, "n_ctx": settings.n_ctx, "unified": settings.kv_unified}
+    return Grid.over(facts.n_layer, **{**fields, "k32": one.k32, "v32": one.v32, "flash": one.flash, **arrays})
+
+
+def is_mapped(settings: Settings) -> bool:
+    """Whether weights in main memory are pages of the file that the system may drop."""
+    return settings.load_mode in {"auto", "mmap"}
+
+
+def refusals(devices: Sequence[DevicePlan], host: HostPlan) -> list[str]:
+    """Why a plan does not fit, a sentence for each device and for main memory."""
+    found = []
+    for device in devices:
+        if device.free_bytes is not None and device.total_bytes > device.free_bytes:
+            short = format_bytes(device.total_bytes - device.free_bytes)
+            found.append(f"{device.name} has {format_bytes(device.free_bytes)} to give and lacks {short}.")
+    if host.available_bytes is not None and host.held_bytes > host.available_bytes:
+        short = format_bytes(host.held_bytes - host.available_bytes)
+        has = format_bytes(host.available_bytes)
+        advice = "" if host.is_mapped else ", since the weights are held there; mapped from the file they need not be"
+        found.append(f"Main memory has {has} available and lacks {short}{advice}.")
+    return found
