@@ -1,0 +1,129 @@
+"""Where the engine puts each tensor, read from its own table; and which of them a device would not take.
+
+The loader's log has one line for all tensors that are not where they belong, and it tells of the first only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from offloadtune.engine.worker import native
+
+_SYMBOL = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
+_N_TENSORS_MAX = 1 << 20
+_N_NAME_MAX = 128
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+_OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTensor:
+    """A tensor of a file as loaded: the buffer type it is in and that one's device, "host" for main memory."""
+
+    name: str
+    type_name: str
+    buffer_name: str
+    device: str
+
+
+class _Vector(ctypes.Structure):
+    """std::vector of libstdc++."""
+
+    _fields_ = (("begin", ctypes.c_void_p), ("end", ctypes.c_void_p), ("room", ctypes.c_void_p))
+
+
+class _Entry(ctypes.Structure):
+    """std::pair of a libstdc++ std::string and a pointer to ggml_tensor."""
+
+    _fields_ = (
+        ("text", ctypes.c_void_p),
+        ("length", ctypes.c_size_t),
+        ("short_text", ctypes.c_char * 16),
+        ("tensor", ctypes.c_void_p),
+    )
+
+
+class _TensorHead(ctypes.Structure):
+    """The first fields of struct ggml_tensor."""
+
+    _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p))
+
+
+def placed_tensors(loaded: Any) -> list[PlacedTensor] | None:
+    """All tensors behind the handle `loaded`, copies included; None where this build's table cannot be read."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        function = native.ggml[_SYMBOL]
+    except AttributeError:
+        return None
+    function.restype, function.argtypes = ctypes.POINTER(_Vector), (ctypes.c_void_p,)
+    vector = function(loaded).contents
+    n_bytes = (vector.end or 0) - (vector.begin or 0)
+    n_tensors, rest = divmod(n_bytes, ctypes.sizeof(_Entry))
+    if rest or not 0 < n_tensors < _N_TENSORS_MAX:
+        return None
+    entries = (_Entry * n_tensors).from_address(vector.begin)
+    if any(entry.length > _N_NAME_MAX or not entry.tensor for entry in entries):
+        return None
+    return [_placed(entry) for entry in entries]
+
+
+def _placed(entry: _Entry) -> PlacedTensor:
+    head = _TensorHead.from_address(entry.tensor)
+    buft = native.buffer_get_type(head.buffer)
+    return PlacedTensor(
+        name=ctypes.string_at(entry.text, entry.length).decode("utf-8", "replace"),
+        type_name=native.type_name(head.type).decode(),
+        buffer_name=native.buft_name(buft).decode(),
+        device=native.device_of_buffer(buft)[0],
+    )
+
+
+def refused_tensors(
+    tensors: Sequence[PlacedTensor], layer_devices: Sequence[str], device_of: Mapping[str, str], kept: str | None
+) -> list[dict[str, Any]]:
+    """Fields of `plans.RefusedTensors`: tensors of layers on a device that are not there, by type.
+
+    `layer_devices` as in lines.py, `device_of` names the device of a device's buffer type, `kept` is the pattern of
+    tensors that were asked to stay on the host.
+    """
+    buffer_of = {device: buffer_name for buffer_name, device in device_of.items()}
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for tensor in _at_home_in_layers(tensors, layer_devices):
+        assigned = _assigned(tensor, layer_devices)
+        if assigned in {"host", tensor.device} or (kept and re.search(kept, tensor.name)):
+            continue
+        key = (tensor.type_name, buffer_of.get(assigned, assigned), tensor.buffer_name)
+        groups.setdefault(key, []).append(tensor.name)
+    return [
+        {
+            "example": names[0],
+            "type_name": type_name,
+            "n_tensors": len(names),
+            "refused_by": refused_by,
+            "kept_in": kept_in,
+        }
+        for (type_name, refused_by, kept_in), names in groups.items()
+    ]
+
+
+def _at_home_in_layers(tensors: Sequence[PlacedTensor], layer_devices: Sequence[str]) -> list[PlacedTensor]:
+    """Tensors of blocks and of the output layer, the embedding where it serves as output and has no copy there."""
+    found = [tensor for tensor in tensors if _BLOCK.match(tensor.name) or tensor.name.startswith("output")]
+    embeddings = [tensor for tensor in tensors if tensor.name == _EMBEDDING]
+    is_tied = all(tensor.name != _OUTPUT for tensor in tensors)
+    if is_tied and layer_devices and all(tensor.device != layer_devices[-1] for tensor in embeddings):
+        found += embeddings[:1]
+    return found
+
+
+def _assigned(tensor: PlacedTensor, layer_devices: Sequence[str]) -> str:
+    match = _BLOCK.match(tensor.name)
+    i_layer = int(match[1]) if match else len(layer_devices) - 1
+    return layer_devices[i_layer] if 0 <= i_layer < len(layer_devices) else "host"
