@@ -33,6 +33,8 @@ def unforetold(error: WorkerDiedError | WorkerRefusedError, settings: Settings) 
     """What to raise for a worker that died of a forecast or was not given the file."""
     if isinstance(error, WorkerRefusedError):
         hint = "check that the file is whole and that this engine knows its architecture, or take a newer engine"
+        if error.evidence.phase == "unsupported":
+            hint = "name devices that the engine lists"
         return EngineError(f"Memory cannot be foretold: {error}.", hint=hint)
     _, reason = classify(error.evidence, offloads=settings.offloads, timed_out=error.timed_out)
     return EngineError(f"Memory cannot be foretold: {reason}.", hint="try again, or measure without a forecast")

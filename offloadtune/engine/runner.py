@@ -129,8 +129,9 @@ class Runner:
     def forecast(self, contexts: Sequence[Settings], *, timeout_s: float) -> tuple[Forecast, ...]:
         """What each of `contexts`, all of one placement, would take, by the engine's own word; in the order given.
 
-        Loads nothing, and leaves alone what is loaded. Raises EngineError when the engine dies of it, stays silent
-        or does not take the file; a context that it would not open is no error, see `Forecast`.
+        Loads nothing, and leaves alone what is loaded. Raises EngineError when the engine dies of it, stays silent or
+        does not take the file, EngineMissingError when there is none; a context that it would not open is no error, see
+        `Forecast`.
         """
         if len({settings.placement for settings in contexts}) > 1:
             message = "a forecast is of one placement"
@@ -141,7 +142,7 @@ class Runner:
         asked = {"path": str(self._path), "contexts": [dataclasses.asdict(settings) for settings in contexts]}
         while True:
             try:
-                self._living()
+                self._respawn(deadline)
                 found = self._ask("forecast", deadline, **asked, by_log=self._forecasts_by_log)
             except WorkerDiedError as error:
                 self.kill()

@@ -122,8 +122,8 @@ class _Placement:
         return exact if abs(exact / _MIB - told) <= _LOG_TOLERANCE_MIB else round(told * _MIB)
 
     def _refused_tensors(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
+        kept = "|".join(native.kept_patterns(settings)) or None
         tensors = None if self._by_log else tensor_map.placed_tensors(self.handle)
         if tensors is None:
-            return lines.refused_tensors(self._log.lines, self._device_of)
-        kept = "|".join(native.kept_patterns(settings)) or None
+            return lines.refused_tensors(self._log.lines, self._device_of, kept)
         return tensor_map.refused_tensors(tensors, self._layer_devices, self._device_of, kept)

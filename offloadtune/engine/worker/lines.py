@@ -104,16 +104,18 @@ def unused_bytes(lines: Iterable[str]) -> int:
     return sum(int(match[1]) for line in lines if (match := _UNUSED.search(line)))
 
 
-def refused_tensors(lines: Iterable[str], device_of: Mapping[str, str]) -> list[dict[str, Any]]:
+def refused_tensors(
+    lines: Iterable[str], device_of: Mapping[str, str], kept: str | None = None
+) -> list[dict[str, Any]]:
     """Fields of `plans.RefusedTensors` by the loader's one line about tensors that are not where they belong.
 
     It names the first such tensor of a load and counts all of them, whatever their type and reason. Where the first is
-    one that the host's extra buffers (AMX, REPACK) do not take, as any embedding is, it says nothing of devices.
-    Needs lines of level DEBUG.
+    one that the host's extra buffers (AMX, REPACK) do not take, as any embedding is, or was asked to stay on the host
+    (the pattern `kept`), it says nothing of devices. Needs lines of level DEBUG.
     """
     for line in lines:
         match = _MOVED.search(line)
-        if match and match["refused_by"] in device_of:
+        if match and match["refused_by"] in device_of and not (kept and re.search(kept, match["example"])):
             told = match.groupdict()
             n_others = int(told.pop("n_others"))
             return [{**told, "n_tensors": n_others + 1}]
