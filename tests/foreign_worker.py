@@ -15,10 +15,10 @@ import sys
 from typing import Any
 
 from offloadtune.engine.worker import __main__ as worker
-from offloadtune.engine.worker import native, tensor_map
+from offloadtune.engine.worker import native, placed, tensor_map
 
 how = sys.argv[1]
-_read, _refused = native.buffer_breakdown, tensor_map.refused_tensors
+_read, _refused = native.buffer_breakdown, placed.refused_tensors
 
 
 def read(context: Any) -> list[tuple[str, dict[str, Any]]] | None:
@@ -39,7 +39,7 @@ native.buffer_breakdown = read
 if how == "unreadable":
     tensor_map.placed_tensors = lambda _loaded: None  # type: ignore[assignment]
 if how == "forgets":
-    tensor_map.refused_tensors = forgetful  # type: ignore[assignment]
+    placed.refused_tensors = forgetful  # type: ignore[assignment]
 if how == "maps":
     native.LOAD_MODES["none"] = native.LOAD_MODES["mmap"]
 worker.main(sys.argv[2:])

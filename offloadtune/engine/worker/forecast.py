@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from offloadtune.engine.worker import lines, native, tensor_map
+from offloadtune.engine.worker import lines, native, placed, tensor_map
 from offloadtune.engine.worker.refused import RefusedError
 
 low = native.low
@@ -126,4 +126,4 @@ class _Placement:
         tensors = None if self._by_log else tensor_map.placed_tensors(self.handle)
         if tensors is None:
             return lines.refused_tensors(self._log.lines, self._device_of, kept)
-        return tensor_map.refused_tensors(tensors, self._layer_devices, self._device_of, kept)
+        return placed.refused_tensors(tensors, self._layer_devices, self._device_of, kept)

@@ -7,7 +7,7 @@ llama-kv-cache.cpp, llama-memory-recurrent.cpp, llama-model-loader.cpp. Sizes th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 DEBUG_MARKS = ("load_tensors: layer ", "cannot be used with preferred buffer type")
@@ -30,6 +30,9 @@ _MOVED = re.compile(
     r"cannot be used with preferred buffer type (?P<refused_by>.+), using (?P<kept_in>.+) instead"
 )
 _SPEAKER = re.compile(r"^[\w:~]+: ")
+_TELLS_NOTHING = re.compile(
+    r"(?:error loading model: )?(?:llama_model_loader: )?failed to load model\b(?! architecture)"
+)
 _N_ERRORS_TOLD = 2
 
 
@@ -122,7 +125,8 @@ def refused_tensors(
     return []
 
 
-def reason_of(errors: Sequence[str]) -> str:
+def reason_of(errors: Iterable[str]) -> str:
     """The last lines of level ERROR as one sentence, without the names of the functions that speak."""
     told = dict.fromkeys(_SPEAKER.sub("", line.strip()).rstrip(".") for line in errors)
-    return "; ".join(list(told)[-_N_ERRORS_TOLD:])
+    telling = [line for line in told if not _TELLS_NOTHING.match(line)] or list(told)
+    return "; ".join(telling[-_N_ERRORS_TOLD:])
