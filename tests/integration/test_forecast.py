@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import MIB, ROOT, CardMaker
+from mamba_file import STATE_BYTES, write_mamba_file
 from moe_file import N_EMBD, N_EXPERT, N_FF, write_moe_file
 from pydantic import TypeAdapter
 
@@ -159,6 +160,23 @@ def test_experts_kept_in_main_memory(smollm2_path: Path, tmp_path: Path, make_ca
     )
     assert found == expected
     assert found.refused_by.startswith("RPC0")
+
+
+def test_recurrent_states(smollm2_path: Path, tmp_path: Path, make_card: CardMaker) -> None:
+    """They depend on the sequences alone; they are really there in a forecast, so the log knows them too."""
+    path, card = tmp_path / "mamba.gguf", make_card(1, 400 * MIB)
+    write_mamba_file(path, smollm2_path)
+    contexts = [PLAIN.replace(n_gpu_layers=3, n_seq_max=n_seq, flash_attn_type="auto") for n_seq in (1, 4)]
+    with Runner(path, [card.endpoint]) as runner:
+        foretold = forecast(runner, contexts)
+    told = [by_device(found.memory) for found in foretold]
+    assert told == [found["memory"] for found in taken(path, contexts, [card.endpoint])]
+    assert [sum(row.kv_cache_bytes for row in found.memory) for found in foretold] == [STATE_BYTES, 4 * STATE_BYTES]
+    with Runner(path, [card.endpoint], command=foreign("unreadable")) as runner:
+        _, by_log = forecast(runner, contexts)
+    assert by_log.kv_cache_bytes is None
+    for device, (_, cache_bytes, _) in by_device(by_log.memory).items():
+        assert abs(cache_bytes - told[1][device][1]) < 0.01 * MIB
 
 
 def test_the_host_as_it_is_by_default(gemma3_path: Path) -> None:

@@ -71,7 +71,9 @@ class _Placement:
         context = low.llama_init_from_model(self.handle, native.context_params(settings))
         if not context:
             reason = lines.reason_of(self._log.errors) or "it does not say why"
-            return {**always, "tier": "A", "refusal": f"the engine does not open such a context: {reason}"}
+            is_foretold = "allocate" not in reason  # what little is really there found no room now
+            refusal = f"the engine does not open such a context: {reason}"
+            return {**always, "tier": "A", "refusal": refusal, "is_foretold": is_foretold}
         try:
             found = {**always, **self._effective(context, settings)}
             if self._has_devices and not settings["offload_kqv"] and found["flash_attn_type"] != "enabled":
