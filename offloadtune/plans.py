@@ -41,8 +41,14 @@ class Forecast:
     """What the engine says `settings` would take; nothing was loaded for it.
 
     `refusal` is why the engine would not open such a context, and "" where it would; with a refusal `memory` is empty.
+    Where `is_foretold` is false `refusal` is why the engine's word cannot be trusted: it may open it all the same.
     `n_splits` counts the graph's pieces for a prompt and for one token; `flash_attn_type` is what "auto" became.
-    `output_bytes` is the host buffer of logits, part of no breakdown; `effective` as in `TrialResult`.
+    `output_bytes` is the host buffer of logits, part of no breakdown, as a turn of one token a sequence needs
+    it; `effective` as in `TrialResult`. `layer_devices` names the device of each block and then of the output layer,
+    "host" for main memory. `memory` holds the host's weights as without mmap, whatever the load mode.
+
+    At tier B `memory` has compute buffers and recurrent states only, to 0.01 MiB: weights and caches are to be added,
+    layer by layer; `kv_cache_bytes` is what the engine says all caches take together, without recurrent states.
     """
 
     settings: Settings
@@ -54,6 +60,9 @@ class Forecast:
     effective: tuple[tuple[str, Any], ...] = ()
     refused: tuple[RefusedTensors, ...] = ()
     refusal: str = ""
+    is_foretold: bool = True
+    layer_devices: tuple[str, ...] = ()
+    kv_cache_bytes: int | None = None
 
 
 class RuntimeBasis(StrEnum):

@@ -8,14 +8,14 @@ import gguf
 import numpy as np
 
 N_LAYER, N_EXPERT, N_EMBD, N_FF, N_HEAD = 4, 16, 512, 1024, 8
-_TOKENIZER_KEYS = ("model", "pre", "tokens", "token_type", "merges", "bos_token_id", "eos_token_id")
+TOKENIZER_KEYS = ("model", "pre", "tokens", "token_type", "merges", "bos_token_id", "eos_token_id")
 
 
 def write_moe_file(path: Path, tokenizer_of: Path) -> None:
     """Some 250 MiB, nine tenths of them experts."""
     reader = gguf.GGUFReader(tokenizer_of)
     writer = gguf.GGUFWriter(path, "llama")
-    for name in _TOKENIZER_KEYS:
+    for name in TOKENIZER_KEYS:
         field = reader.fields[f"tokenizer.ggml.{name}"]
         writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=field.types[-1])
     n_vocab = len(reader.fields["tokenizer.ggml.tokens"].data)

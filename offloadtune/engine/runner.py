@@ -18,8 +18,10 @@ from typing import Any, Self
 from pydantic import TypeAdapter
 
 from offloadtune.engine.classify import classify
+from offloadtune.engine.forecasting import forecasts_of, is_misreading, unforetold
 from offloadtune.engine.process import WORKER_COMMAND, WorkerDiedError, WorkerProcess, WorkerRefusedError
 from offloadtune.errors import EngineError
+from offloadtune.plans import Forecast
 from offloadtune.records import (
     Device,
     EngineBuild,
@@ -79,6 +81,7 @@ class Runner:
         self._loaded: int | None = None
         self._load_ns: int | None = None
         self._drained_bytes: dict[str, int] = {}
+        self._forecasts_by_log = False
         self.n_model_loads = 0
 
     def __enter__(self) -> Self:
@@ -122,6 +125,34 @@ class Runner:
             self.kill()
             return None, False
         return found["n_gpu_layers"], found["is_whole"]
+
+    def forecast(self, contexts: Sequence[Settings], *, timeout_s: float) -> tuple[Forecast, ...]:
+        """What each of `contexts`, all of one placement, would take, by the engine's own word; in the order given.
+
+        Loads nothing, and leaves alone what is loaded. Raises EngineError when the engine dies of it, stays silent or
+        does not take the file, EngineMissingError when there is none; a context that it would not open is no error, see
+        `Forecast`.
+        """
+        if len({settings.placement for settings in contexts}) > 1:
+            message = "a forecast is of one placement"
+            raise ValueError(message)
+        if not contexts:
+            return ()
+        deadline = time.monotonic() + timeout_s
+        asked = {"path": str(self._path), "contexts": [dataclasses.asdict(settings) for settings in contexts]}
+        while True:
+            try:
+                self._respawn(deadline)
+                found = self._ask("forecast", deadline, **asked, by_log=self._forecasts_by_log)
+            except WorkerDiedError as error:
+                self.kill()
+                if self._forecasts_by_log or not is_misreading(error):
+                    raise unforetold(error, contexts[0]) from None
+                self._forecasts_by_log = True
+            except WorkerRefusedError as error:
+                raise unforetold(error, contexts[0]) from None
+            else:
+                return forecasts_of(contexts, found["forecasts"])
 
     def try_tiny(self, settings: Settings, *, timeout_s: float) -> tuple[Outcome, str, Evidence | None]:
         """How a turn of a few tokens in a small context ends; leaves the placement loaded when it lives."""

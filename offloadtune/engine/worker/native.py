@@ -27,6 +27,7 @@ LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "di
 GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
 _LOG_LEVEL_DEBUG = 1
+_LOG_LEVEL_ERROR = 4
 _EXPERTS_OF_BLOCK = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # LLM_FFN_EXPS_REGEX of common.h
 
 
@@ -47,6 +48,9 @@ load_all_from_path = _bind("ggml_backend_load_all_from_path", None, c_char_p)
 buft_name = _bind("ggml_backend_buft_name", c_char_p, c_void_p)
 buft_is_host = _bind("ggml_backend_buft_is_host", c_bool, c_void_p)
 cpu_buffer_type = _bind("ggml_backend_cpu_buffer_type", c_void_p)
+type_name = _bind("ggml_type_name", c_char_p, c_int)
+buffer_get_type = _bind("ggml_backend_buffer_get_type", c_void_p, c_void_p)
+dev_buffer_type = _bind("ggml_backend_dev_buffer_type", c_void_p, c_void_p)
 buft_get_device = _bind("ggml_backend_buft_get_device", c_void_p, c_void_p)
 reg_by_name = _bind("ggml_backend_reg_by_name", c_void_p, c_char_p)
 reg_get_proc_address = _bind("ggml_backend_reg_get_proc_address", c_void_p, c_void_p, c_char_p)
@@ -104,28 +108,43 @@ class _TensorOverride(ctypes.Structure):
 
 
 class Log:
-    """Keeps what the engine says: the last lines for the parent, those since a mark for reading figures."""
+    """Keeps what the engine says: the last lines for the parent, those since a mark for reading figures.
+
+    Of the lines of level DEBUG those that contain one of `debug_marks` are kept, for reading figures only.
+    """
 
     def __init__(self) -> None:
+        self.debug_marks: tuple[str, ...] = ()
         self._lines: deque[str] = deque(maxlen=2000)
+        self._errors: deque[str] = deque(maxlen=20)
         self._stream = sys.stderr
         self._callback = low.llama_log_callback(self._keep)  # referenced here: it is called from C
         low.llama_log_set(self._callback, c_void_p(0))
 
     def _keep(self, level: int, text: bytes, _user: Any) -> None:
-        if level == _LOG_LEVEL_DEBUG:
+        if level == _LOG_LEVEL_DEBUG and not self.debug_marks:
             return
         line = text.decode("utf-8", "replace").rstrip("\n")
-        if line.strip(". "):  # loading prints dots
+        if level == _LOG_LEVEL_DEBUG:
+            if any(mark in line for mark in self.debug_marks):
+                self._lines.append(line)
+        elif line.strip(". "):  # loading prints dots
             self._lines.append(line)
             self._stream.write(line + "\n")
+            if level == _LOG_LEVEL_ERROR:
+                self._errors.append(line)
 
     def forget(self) -> None:
         self._lines.clear()
+        self._errors.clear()
 
     @property
     def lines(self) -> list[str]:
         return list(self._lines)
+
+    @property
+    def errors(self) -> list[str]:
+        return list(self._errors)
 
 
 def start(tell_abort: Callable[[str], None]) -> tuple[Log, Any]:
@@ -196,7 +215,13 @@ def describe_build() -> dict[str, Any]:
 
 
 def memory_breakdown(context: Any) -> list[dict[str, Any]] | None:
-    """Fields of `records.MemoryUse` per buffer type; None where this build's C++ map cannot be read.
+    """Fields of `records.MemoryUse` per buffer type; None where this build's C++ map cannot be read."""
+    by_buffer = buffer_breakdown(context)
+    return None if by_buffer is None else [row for _, row in by_buffer]
+
+
+def buffer_breakdown(context: Any) -> list[tuple[str, dict[str, Any]]] | None:
+    """The rows of `memory_breakdown`, each with the name of its buffer type.
 
     llama_get_memory_breakdown is exported only under its C++ name and returns a std::map by value; the layout
     here is that of libstdc++.
@@ -209,7 +234,7 @@ def memory_breakdown(context: Any) -> list[dict[str, Any]] | None:
         return None
     function.restype, function.argtypes = _MapHeader, (c_void_p,)
     header = function(context)
-    rows: list[dict[str, Any]] = []
+    rows: list[tuple[str, dict[str, Any]]] = []
 
     def walk(address: int | None) -> None:
         if not address or len(rows) > header.count:
@@ -225,17 +250,29 @@ def memory_breakdown(context: Any) -> list[dict[str, Any]] | None:
     return rows if len(rows) == header.count else None
 
 
-def _breakdown_row(node: _MapNode) -> dict[str, Any]:
-    device = buft_get_device(node.buft)
-    name = dev_name(device).decode() if device else buft_name(node.buft).decode()
-    on_host = buft_is_host(node.buft) or (device is not None and DEVICE_KINDS.get(dev_type(device)) == "cpu")
-    return {
-        "device": "host" if on_host else name,
-        "is_host": bool(on_host),
+def _breakdown_row(node: _MapNode) -> tuple[str, dict[str, Any]]:
+    device, on_host = device_of_buffer(node.buft)
+    return buft_name(node.buft).decode(), {
+        "device": device,
+        "is_host": on_host,
         "weights_bytes": node.weights,
         "kv_cache_bytes": node.cache,
         "compute_bytes": node.compute,
     }
+
+
+def device_of_buffer(buft: int) -> tuple[str, bool]:
+    """The device of a buffer type, "host" for main memory however it is held, and whether it is main memory."""
+    device = buft_get_device(buft)
+    if buft_is_host(buft) or (device is not None and DEVICE_KINDS.get(dev_type(device)) == "cpu"):
+        return "host", True
+    return (dev_name(device) if device else buft_name(buft)).decode(), False
+
+
+def offload_devices() -> dict[str, str]:
+    """Name of the buffer type of each device that layers can be offloaded to -> name of the device."""
+    gpus = (device for device in devices() if DEVICE_KINDS.get(dev_type(device)) in {"gpu", "igpu"})
+    return {buft_name(dev_buffer_type(device)).decode(): dev_name(device).decode() for device in gpus}
 
 
 def model_params(settings: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -259,12 +296,16 @@ def model_params(settings: dict[str, Any]) -> tuple[Any, list[Any]]:
         params.devices = ctypes.cast(array, c_void_p)
         keep.append(array)
     if settings["n_cpu_moe"]:
-        patterns = [_EXPERTS_OF_BLOCK.format(i).encode() for i in range(settings["n_cpu_moe"])]
-        entries = [_TensorOverride(pattern, cpu_buffer_type()) for pattern in patterns]
+        entries = [_TensorOverride(pattern.encode(), cpu_buffer_type()) for pattern in kept_patterns(settings)]
         overrides = (_TensorOverride * (len(entries) + 1))(*entries)
         params.tensor_buft_overrides = ctypes.cast(overrides, c_void_p)
         keep.append(overrides)
     return params, keep
+
+
+def kept_patterns(settings: dict[str, Any]) -> list[str]:
+    """Regular expressions of the tensors that `settings` keep in main memory, whatever the device of their layer."""
+    return [_EXPERTS_OF_BLOCK.format(i) for i in range(settings["n_cpu_moe"])]
 
 
 def context_params(settings: dict[str, Any]) -> Any:

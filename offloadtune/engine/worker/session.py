@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,15 +16,12 @@ from typing import Any
 import psutil
 
 from offloadtune.engine import osdoor
-from offloadtune.engine.worker import fit_rule, llama_class, native
+from offloadtune.engine.worker import fit_rule, forecast, lines, llama_class, native
 from offloadtune.engine.worker.prompt import Prompt, tokenize
 from offloadtune.engine.worker.refused import RefusedError
 
 low = native.low
-_FLASH_ATTN_LINE = re.compile(r"Flash Attention (enabled|.*not supported)")
-_BUFFER_LINE = re.compile(r"(\S+)\s+(model|KV|RS|compute) buffer size\s*=\s*([\d.]+) MiB")
 _STATE_SHARE_OF_RAM = 0.1
-_BUFFER_FIELD = {"model": "weights_bytes", "KV": "kv_cache_bytes", "RS": "kv_cache_bytes", "compute": "compute_bytes"}
 
 
 @dataclass(slots=True)
@@ -76,6 +72,10 @@ class Session:
         n_gpu_layers, is_whole = fit_rule.fit_layers(path, settings, margin_bytes)
         return {"n_gpu_layers": n_gpu_layers, "is_whole": is_whole}
 
+    def forecast(self, path: str, contexts: list[dict[str, Any]], *, by_log: bool) -> dict[str, Any]:
+        """What each of `contexts`, all of one placement, would take; see forecast.py. Leaves nothing behind."""
+        return {"forecasts": forecast.forecast(self._log, path, contexts, by_log=by_log)}
+
     def load(self, path: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Load the file."""
         self._log.forget()
@@ -108,7 +108,7 @@ class Session:
             handle = llama and llama.ctx
         if not handle:
             raise RefusedError("open", "the engine could not open a context with these settings")
-        flash_attn = _resolved_flash_attn(settings["flash_attn_type"], self._log.lines)
+        flash_attn = lines.resolved_flash_attn(settings["flash_attn_type"], self._log.lines)
         context = OpenContext(
             handle=handle,
             loaded=holder,
@@ -128,7 +128,9 @@ class Session:
             "n_ubatch": context.n_ubatch,
             "flash_attn_type": flash_attn,
         }
-        memory = native.memory_breakdown(handle) or _memory_from_lines(holder.load_lines + self._log.lines)
+        memory = native.memory_breakdown(handle) or lines.memory_from_lines(
+            holder.load_lines + self._log.lines, native.offload_devices()
+        )
         return {"handle": self._keep(context), "effective": effective, "memory": memory}
 
     def tiny(self, context: int) -> dict[str, Any]:
@@ -329,31 +331,3 @@ def _greedy_sampler() -> Any:
     chain = low.llama_sampler_chain_init(low.llama_sampler_chain_default_params())
     low.llama_sampler_chain_add(chain, low.llama_sampler_init_greedy())
     return chain
-
-
-def _resolved_flash_attn(asked: str, lines: list[str]) -> str:
-    """What "auto" became, by the engine's own log line; what was asked otherwise."""
-    if asked != "auto":
-        return asked
-    for line in lines:
-        match = _FLASH_ATTN_LINE.search(line)
-        if match:
-            return "enabled" if match[1] == "enabled" else "disabled"
-    return "auto"
-
-
-def _memory_from_lines(lines: list[str]) -> list[dict[str, Any]]:
-    """The breakdown by the log's buffer lines (MiB with two decimals), where the exact one cannot be read."""
-    rows: dict[str, dict[str, Any]] = {}
-    for line in lines:
-        match = _BUFFER_LINE.search(line)
-        if match is None:
-            continue
-        on_host = match[1].startswith("CPU") or match[1].endswith("_Host")
-        device = "host" if on_host else match[1]
-        row = rows.setdefault(
-            device,
-            {"device": device, "is_host": on_host, "weights_bytes": 0, "kv_cache_bytes": 0, "compute_bytes": 0},
-        )
-        row[_BUFFER_FIELD[match[2]]] += round(float(match[3]) * 2**20)
-    return list(rows.values())
