@@ -77,7 +77,8 @@ class RuntimeBasis(StrEnum):
 class DevicePlan:
     """What one device would hold. `free_bytes` is what it has to give, None where that is not known.
 
-    `runtime_bytes` is what no breakdown of the engine lists: the driver's context, pools, workspaces.
+    `runtime_bytes` is what no breakdown of the engine lists: the driver's context, pools, workspaces. `band_bytes` is
+    how far the compute buffer may lie above the rule; no part of the total, but there must be room for it.
     """
 
     name: str
@@ -86,11 +87,17 @@ class DevicePlan:
     compute_bytes: int
     runtime_bytes: int | None = None
     runtime_basis: RuntimeBasis = RuntimeBasis.UNKNOWN
+    band_bytes: int = 0
     free_bytes: int | None = None
 
     @property
     def total_bytes(self) -> int:
         return self.weights_bytes + self.kv_cache_bytes + self.compute_bytes + (self.runtime_bytes or 0)
+
+    @property
+    def short_bytes(self) -> int:
+        """What is lacking; 0 where it fits or where nobody knows."""
+        return 0 if self.free_bytes is None else max(0, self.total_bytes + self.band_bytes - self.free_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import offloadtune
-from offloadtune.cli import apply, export, history, inspect, probe, recommend, sweep
+from offloadtune.cli import apply, export, history, inspect, plan, probe, recommend, sweep
 from offloadtune.errors import OffloadTuneError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(probe.probe)
 app.command()(inspect.inspect)
+app.command()(plan.plan)
 app.command()(sweep.sweep)
 app.command()(recommend.recommend)
 app.command()(history.history)

@@ -30,6 +30,11 @@ def show_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))  # noqa: T201 - this is stdout's place
 
 
+def show_json_line(value: dict[str, Any]) -> None:
+    """Print one JSON object to stdout on a line of its own, at once."""
+    print(json.dumps(value, ensure_ascii=False, allow_nan=False), flush=True)  # noqa: T201 - this is stdout's place
+
+
 def tell(event: Event) -> None:
     """Print what is said to stderr."""
     if isinstance(event, Said):

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,6 +65,21 @@ def choice(option: str, text: str, values: Sequence[str]) -> str:
     if text in values:
         return text
     raise UsageError(f"{option} {text!r} is not known.", hint=f"use {_nearest(text, values)}")
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """The lines of a text file, or of stdin for "-". Raises UsageError where it cannot be read."""
+    try:
+        if str(path) == "-":
+            yield from sys.stdin
+            return
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            yield from stream
+    except OSError as error:
+        reason = error.strerror or "it cannot be read"
+        raise UsageError(
+            f"--batch {str(path)!r}: {reason}.", hint="name a file of JSON lines, or - for stdin"
+        ) from None
 
 
 def target(text: str | None) -> Target | None:

@@ -9,7 +9,10 @@ reckon    all of it together, for one device or several and for the host
 
 from offloadtune.footprint.anatomy import Backend, anatomy_of
 from offloadtune.footprint.compute import Terms
-from offloadtune.footprint.grid import BYTES_OF_32, CUDA, HOST, Grid, backend_of, pad_256
+from offloadtune.footprint.fitting import COMPUTE_BAND_FRAC, Room, fits, grid_of, is_mapped, largest_contexts, refusals
+from offloadtune.footprint.grid import BYTES_OF_32, CUDA, GENERIC, HOST, Grid, backend_of, pad_256
+from offloadtune.footprint.identify import identify, probes_of
+from offloadtune.footprint.knobs import contradiction, warnings
 from offloadtune.footprint.reckon import (
     Footprint,
     Footprints,
@@ -22,19 +25,31 @@ from offloadtune.footprint.reckon import (
 
 __all__ = [
     "BYTES_OF_32",
+    "COMPUTE_BAND_FRAC",
     "CUDA",
+    "GENERIC",
     "HOST",
     "Backend",
     "Footprint",
     "Footprints",
     "Grid",
+    "Room",
     "Terms",
     "anatomy_of",
     "backend_of",
+    "contradiction",
     "estimate_footprint",
     "estimate_footprints",
+    "fits",
+    "grid_of",
+    "identify",
+    "is_mapped",
     "kv_cache_bytes",
     "kv_cache_layer_bytes",
+    "largest_contexts",
     "pad_256",
+    "probes_of",
     "reckon",
+    "refusals",
+    "warnings",
 ]

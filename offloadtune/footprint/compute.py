@@ -199,3 +199,9 @@ def _n_wide(anatomy: Anatomy) -> int:
         return dense
     experts = n_used * max(3 * n_ff, 2 * n_embd + n_ff) + n_embd
     return max(experts, dense if anatomy.has_dense_blocks else 0)
+
+
+def inputs_and_scores(anatomy: Anatomy, grid: Grid, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Bytes of masks and indices, and of attention scores, for blocks [begin, end): what a token's share leaves out."""
+    here = _Here.of(anatomy, grid, begin, end)
+    return here.inputs, np.where(grid.flash, 0, 4 * grid.n_ubatch * here.n_scored * anatomy.n_head)

@@ -15,6 +15,9 @@ from offloadtune.plans import DevicePlan, HostPlan
 from offloadtune.records import GgufFacts, Settings
 from offloadtune.units import format_bytes
 
+COMPUTE_BAND_FRAC = 0.1
+"""How far a compute buffer may lie above the rule, as a part of it; measured, see compute.py."""
+
 _CELLS_STEP = 256
 _N_CTX_UNTRAINED = 1 << 17
 
@@ -38,10 +41,14 @@ class Room:
         return bool(self.free_bytes) and None not in self.free_bytes
 
 
-def fits(found: Footprints, room: Room, *, is_mapped: bool) -> Bools:
-    """Whether each setting fits on every device of known size and in main memory, shape (n_settings,)."""
-    ok = np.ones(found.device_bytes.shape[1], dtype=np.bool_)
-    for used, free, runtime in zip(found.device_bytes, room.free_bytes, room.runtime_bytes, strict=True):
+def fits(found: Footprints, room: Room, *, is_mapped: bool, is_exact: bool = False) -> Bools:
+    """Whether each setting fits on every device of known size and in main memory, shape (n_settings,).
+
+    Where the compute buffers are not exact there must be room for their band too.
+    """
+    ok = np.ones(len(found.output_bytes), dtype=np.bool_)
+    needed = found.device_bytes + (0 if is_exact else np.ceil(found.compute_bytes * COMPUTE_BAND_FRAC))
+    for used, free, runtime in zip(needed, room.free_bytes, room.runtime_bytes, strict=True):
         if free is not None:
             ok &= used + np.where(used > 0, runtime, 0) <= free
     if room.available_bytes is not None:
@@ -59,7 +66,8 @@ def largest_contexts(
     while (low < high).any():
         middle = (low + high + 1) // 2
         grid = grid_of(facts, settings, n_gpu_layers=k, n_ctx=np.maximum(middle, 1) * _CELLS_STEP)
-        ok = fits(reckon(facts, grid, room.backends, room.shares, terms), room, is_mapped=is_mapped(settings))
+        found = reckon(facts, grid, room.backends, room.shares, terms)
+        ok = fits(found, room, is_mapped=is_mapped(settings), is_exact=terms is not None)
         low, high = np.where(ok, middle, low), np.where(ok, high, middle - 1)
     return low * _CELLS_STEP
 
@@ -82,9 +90,10 @@ def refusals(devices: Sequence[DevicePlan], host: HostPlan) -> list[str]:
     """Why a plan does not fit, a sentence for each device and for main memory."""
     found = []
     for device in devices:
-        if device.free_bytes is not None and device.total_bytes > device.free_bytes:
-            short = format_bytes(device.total_bytes - device.free_bytes)
-            found.append(f"{device.name} has {format_bytes(device.free_bytes)} to give and lacks {short}.")
+        if device.short_bytes and device.free_bytes is not None:
+            has, short = format_bytes(device.free_bytes), format_bytes(device.short_bytes)
+            sure = "" if device.total_bytes > device.free_bytes else " of the room that the rule's uncertainty asks for"
+            found.append(f"{device.name} has {has} to give and lacks {short}{sure}.")
     if host.available_bytes is not None and host.held_bytes > host.available_bytes:
         short = format_bytes(host.held_bytes - host.available_bytes)
         has = format_bytes(host.available_bytes)

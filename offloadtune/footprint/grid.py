@@ -26,6 +26,9 @@ BYTES_OF_32 = {
 
 
 HOST = Backend(alignment=32)
+GENERIC = Backend(alignment=32, offloads_ops=True)
+"""A card of which only the size is known."""
+
 CUDA = Backend(alignment=128, row_padding=512, copies_quantised_kv=True, offloads_ops=True)
 _BACKENDS = {"CUDA": CUDA, "ROCm": CUDA, "MUSA": CUDA, "Vulkan": Backend(alignment=128, offloads_ops=True)}
 

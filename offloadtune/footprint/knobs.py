@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from offloadtune.footprint.anatomy import anatomy_of
 from offloadtune.footprint.grid import BYTES_OF_32
 from offloadtune.records import GgufFacts, Settings
@@ -15,27 +17,27 @@ def contradiction(facts: GgufFacts, settings: Settings) -> tuple[str, str] | Non
 
     Source: llama-context.cpp, llama_init_from_model and the constructor.
     """
-    if settings.n_ctx < 1 or settings.n_batch < 1 or settings.n_ubatch < 1 or settings.n_seq_max < 1:
-        return "n_ctx, n_batch, n_ubatch and n_seq_max must be at least 1.", "name numbers above 0"
+    return next(_contradictions(facts, settings), None)
+
+
+def _contradictions(facts: GgufFacts, settings: Settings) -> Iterator[tuple[str, str]]:
+    if min(settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max) < 1:
+        yield "n_ctx, n_batch, n_ubatch and n_seq_max must be at least 1.", "name numbers above 0"
     if settings.n_seq_max > _N_SEQ_LIMIT:
-        return f"llama.cpp holds at most {_N_SEQ_LIMIT} sequences, not {settings.n_seq_max}.", "use fewer"
+        yield f"llama.cpp holds at most {_N_SEQ_LIMIT} sequences, not {settings.n_seq_max}.", "use fewer"
     if settings.n_ubatch > settings.n_batch:
         sentence = f"n_ubatch {settings.n_ubatch} is more than n_batch {settings.n_batch}, which it divides."
-        return sentence, "raise n_batch, or lower n_ubatch"
-    if 0 < settings.n_outputs_max < settings.n_seq_max:
-        sentence = f"n_outputs_max {settings.n_outputs_max} is less than one output for each of {settings.n_seq_max}"
-        return f"{sentence} sequences.", "raise it, or leave it at 0"
+        yield sentence, "raise n_batch, or lower n_ubatch"
     quantised = [name for name in ("type_k", "type_v") if _is_quantised(getattr(settings, name))]
     if "type_v" in quantised and settings.flash_attn_type == "disabled":
-        return f"A V cache of {settings.type_v} needs flash attention.", "use --flash-attn on, or --type-v f16"
+        yield f"A V cache of {settings.type_v} needs flash attention.", "use --flash-attn on, or --type-v f16"
     anatomy = anatomy_of(facts)
-    is_latent = bool((anatomy.n_values_k > 0).any()) and not anatomy.n_values_v.any()
+    is_latent = bool(anatomy.n_values_k.any()) and not anatomy.n_values_v.any()
     if is_latent and settings.type_k != settings.type_v:
-        return "This model keeps K and V in one cache, so their types must be the same.", "name one type for both"
-    if quantised and settings.flash_attn_type != "disabled" and max(facts.n_embd_head_k, facts.n_embd_head_v) % _N_BLOCK:
-        sentence = f"Heads of {facts.n_embd_head_k} values cannot be quantised in blocks of {_N_BLOCK}."
-        return sentence, "keep the cache in f16"
-    return None
+        yield "This model keeps K and V in one cache, so their types must be the same.", "name one type for both"
+    n_head_values = max(facts.n_embd_head_k, facts.n_embd_head_v)
+    if quantised and settings.flash_attn_type != "disabled" and n_head_values % _N_BLOCK:
+        yield f"Heads of {n_head_values} values cannot be quantised in blocks of {_N_BLOCK}.", "keep the cache in f16"
 
 
 def warnings(facts: GgufFacts, settings: Settings) -> list[str]:

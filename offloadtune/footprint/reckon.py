@@ -58,10 +58,13 @@ def reckon(
 ) -> Footprints:
     """The footprints of every setting of `grid` on devices of `backends`, which take layers by their `shares`.
 
+    Without devices n_gpu_layers must be 0 in all of them.
     `terms` are what probes of the engine identified, one entry a device; without them the compute buffers follow the
     rule. Source of each formula: the modules of this package.
     """
     anatomy = anatomy_of(facts)
+    n_devices = len(backends)
+    backends = backends or (HOST,)  # where there is no device one that gets nothing stands for it
     slices = slices_of(grid, anatomy.n_layer, shares or [1.0] * len(backends))
     on_device = np.where(grid.offload_kqv, 1, 0)
     caches = [
@@ -75,9 +78,9 @@ def reckon(
         anatomy, grid, slices, [Backend(alignment=32, refuses=backend.refuses) for backend in backends]
     )
     return Footprints(
-        weights_bytes=weights,
-        kv_cache_bytes=np.stack(caches),
-        compute_bytes=device_compute(anatomy, grid, slices, backends, terms),
+        weights_bytes=weights[:n_devices],
+        kv_cache_bytes=np.stack(caches)[:n_devices],
+        compute_bytes=device_compute(anatomy, grid, slices, backends, terms)[:n_devices],
         host_weights_bytes=host_weights(anatomy, grid, slices) + refused.sum(axis=0),
         host_kv_cache_bytes=cache_of_blocks(anatomy, grid, start, end, HOST),
         host_compute_bytes=host_compute(anatomy, grid, slices),

@@ -1,6 +1,7 @@
 """Records as text for people (rich tables) and for programs (JSON values). Writes nothing itself."""
 
 from offloadtune.report.json_values import history_json, inspect_json, probe_json, recall_json, sweep_json
+from offloadtune.report.plans import plan_line_json, plan_report_json, plan_view
 from offloadtune.report.stored import history_view, recall_view
 from offloadtune.report.terminal import headline, inspect_view, probe_view, sweep_view
 
@@ -10,6 +11,9 @@ __all__ = [
     "history_view",
     "inspect_json",
     "inspect_view",
+    "plan_line_json",
+    "plan_report_json",
+    "plan_view",
     "probe_json",
     "probe_view",
     "recall_json",

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from offloadtune.recalls import JournalSummary, RecallReport, UnreadableJournal
-from offloadtune.report.terminal import answer_lines, headline, printable, use_lines
+from offloadtune.report.terminal import answer_lines, headline, use_lines
+from offloadtune.report.words import printable
 
 
 def recall_view(report: RecallReport) -> RenderableType:

@@ -26,6 +26,7 @@ from offloadtune.records import (
     Settings,
     Target,
 )
+from offloadtune.report.words import printable
 from offloadtune.sweeps import SweepReport
 from offloadtune.units import (
     format_bytes,
@@ -185,11 +186,6 @@ def _facts_table() -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     return table
-
-
-def printable(text: str | None) -> str:
-    """Text of a stranger's file without what a terminal would obey."""
-    return "".join(character for character in text or "" if character.isprintable())
 
 
 def _known(value: object) -> str:

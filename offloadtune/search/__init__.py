@@ -2,7 +2,15 @@
 
 from offloadtune.search.cost import is_feasible, is_over_limit, measured, ran_out, result_cost, visit_cost
 from offloadtune.search.plan import candidates, finalists, next_trial, skipped
-from offloadtune.search.space import FIT_MARGIN_BYTES, N_CTX_SHIPPED, Space, baseline_trials, can_fit, settings_to_fit
+from offloadtune.search.space import (
+    FIT_MARGIN_BYTES,
+    N_CTX_SHIPPED,
+    Space,
+    baseline_trials,
+    can_fit,
+    settings_of_target,
+    settings_to_fit,
+)
 
 __all__ = [
     "FIT_MARGIN_BYTES",
@@ -18,6 +26,7 @@ __all__ = [
     "next_trial",
     "ran_out",
     "result_cost",
+    "settings_of_target",
     "settings_to_fit",
     "skipped",
     "visit_cost",

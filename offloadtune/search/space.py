@@ -72,15 +72,16 @@ class Space:
 
 def start_settings(space: Space) -> Settings:
     """Where the search begins on the CPU: the target's constraints, one thread a core, flash attention."""
-    common = Settings(
-        n_ctx=space.n_ctx,
-        n_threads=space.n_physical_cores,
-        n_threads_batch=space.n_physical_cores,
-        flash_attn_type="enabled",
-    )
-    if space.target is Target.LLAMA_SERVER:
-        common = common.replace(n_batch=2048, flash_attn_type="auto", swa_full=False, n_outputs_max=1)
+    cores = space.n_physical_cores
+    common = settings_of_target(space.target).replace(n_ctx=space.n_ctx, n_threads=cores, n_threads_batch=cores)
     return space.hold(sane(common))
+
+
+def settings_of_target(target: Target) -> Settings:
+    """What the target fixes, with flash attention: `Llama` keeps the logits of a whole batch and full caches."""
+    if target is Target.LLAMA_SERVER:
+        return Settings(n_batch=2048, flash_attn_type="auto", swa_full=False, n_outputs_max=1)
+    return Settings(flash_attn_type="enabled")
 
 
 def default_settings(space: Space) -> Settings:

@@ -1,0 +1,150 @@
+"""Batches: one plan for each line of a JSON-lines file, for scripts; a line that has no answer says why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from offloadtune.errors import OffloadTuneError, UsageError
+from offloadtune.footprint import BYTES_OF_32
+from offloadtune.pipeline.planning import facts_for, plan_memory
+from offloadtune.pipeline.rooms import named_place
+from offloadtune.plans import MemoryPlan, PlanRequest
+from offloadtune.records import GgufFacts, Target
+
+_COUNTS = ("n_gpu_layers", "n_ctx", "n_batch", "n_ubatch", "n_cpu_moe", "n_seq_max", "n_outputs_max")
+_CHOICES = {
+    "type_k": tuple(BYTES_OF_32),
+    "type_v": tuple(BYTES_OF_32),
+    "load_mode": ("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"),
+}
+_SWITCHES = ("swa_full", "kv_unified", "offload_kqv", "op_offload")
+_FLASH_ATTN = {
+    **dict.fromkeys(("on", "enabled", "true", "1", 1), "enabled"),  # JSON's true and false are equal to 1 and 0
+    **dict.fromkeys(("off", "disabled", "false", "0", 0), "disabled"),
+    **dict.fromkeys(("auto", "-1", -1), "auto"),
+}
+_OF_SPEED = ("ram_gb_per_s", "n_prompt_tokens", "depth")
+_OF_PLACE = ("file", "shape", "quant", "card", "vram_limit_bytes", "ram_limit_bytes", "n_devices", "target")
+_KEYS = {*_COUNTS, *_CHOICES, *_SWITCHES, *_OF_SPEED, *_OF_PLACE, "flash_attn"}
+_UNTIL_ASKED = {"n_gpu_layers": -1, "swa_full": False, "flash_attn_type": "auto", "n_outputs_max": 0}
+"""What a line leaves out is as in llama.cpp's own programs, except that logits are kept for the whole batch."""
+
+_TOO_LARGE = 1 << 53
+_SHOWN = 60
+_FORM = 'write like {"shape": "llama-3-8b", "quant": "Q4_K_M"}'
+
+
+def plan_lines(lines: Iterable[str]) -> Iterator[MemoryPlan | str]:
+    """The plan of each line that is not blank, in order, or the sentence that says why it has none."""
+    known: dict[tuple[Any, ...], GgufFacts] = {}
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            request = request_of(line)
+            key = (request.path, request.shape, request.quant)
+            if key not in known:
+                known[key] = facts_for(request)
+            yield plan_memory(request, known[key], named_place(request))
+        except OffloadTuneError as error:
+            yield f"{error} {error.hint}".strip() if error.hint else str(error)
+
+
+def request_of(line: str) -> PlanRequest:
+    """What one line asks. Raises UsageError."""
+    spec = _object(line)
+    unknown = sorted(set(spec) - _KEYS)
+    if unknown:
+        raise UsageError(f"{unknown[0]!r} is no key of a specification.", hint=f"use {', '.join(sorted(_KEYS))}")
+    spec = {key: value for key, value in spec.items() if value is not None}
+    for key in _OF_SPEED:
+        _number(spec, key, default=0)
+    target = Target(_choice(spec, "target", list(Target))) if "target" in spec else None
+    path = _text(spec, "file")
+    return PlanRequest(
+        path=None if path is None else Path(path),
+        shape=_text(spec, "shape"),
+        quant=_text(spec, "quant"),
+        card=_text(spec, "card"),
+        n_devices=_count({"n_devices": 1, **spec}, "n_devices", least=1),
+        limit_bytes=_count(spec, "vram_limit_bytes") if "vram_limit_bytes" in spec else None,
+        ram_limit_bytes=_count(spec, "ram_limit_bytes") if "ram_limit_bytes" in spec else None,
+        target=target or Target.LLAMA_CPP_PYTHON,
+        asked={**({"n_gpu_layers": -1} if target else _UNTIL_ASKED), **_asked(spec)},
+    )
+
+
+def _asked(spec: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `Settings` that a specification names."""
+    asked: dict[str, Any] = {key: _choice(spec, key, values) for key, values in _CHOICES.items() if key in spec}
+    asked |= {key: _switch(spec, key) for key in _SWITCHES if key in spec}
+    for key in _COUNTS:
+        if key in spec:
+            asked[key] = _count(spec, key, least=-1 if key == "n_gpu_layers" else 0)
+    if "flash_attn" in spec:
+        asked["flash_attn_type"] = _flash_attn(spec["flash_attn"])
+    return asked
+
+
+def _object(line: str) -> dict[str, Any]:
+    try:
+        spec = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"The line is not JSON: {error}.", hint=_FORM) from None
+    if not isinstance(spec, dict):
+        raise UsageError("The line is not a JSON object.", hint=_FORM)
+    return spec
+
+
+def _number(spec: dict[str, Any], key: str, default: float) -> float:
+    value = spec.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _TOO_LARGE:
+        raise UsageError(f"{key} must be a number of at least 0, not {_shown(value)}.", hint="correct this line")
+    return float(value)
+
+
+def _count(spec: dict[str, Any], key: str, least: int = 0) -> int:
+    value = spec.get(key)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _TOO_LARGE:
+        raise UsageError(
+            f"{key} must be a whole number of at least {least}, not {_shown(value)}.", hint="correct this line"
+        )
+    return value
+
+
+def _text(spec: dict[str, Any], key: str) -> str | None:
+    value = spec.get(key)
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{key} must be a text, not {_shown(value)}.", hint="correct this line")
+    return value
+
+
+def _choice(spec: dict[str, Any], key: str, values: Iterable[str]) -> str:
+    value = spec.get(key)
+    if isinstance(value, str) and value.lower() in values:
+        return value.lower()
+    raise UsageError(f"{key} {_shown(value)} is not known.", hint=f"use one of {', '.join(values)}")
+
+
+def _switch(spec: dict[str, Any], key: str) -> bool:
+    value = spec.get(key)
+    if value not in (True, False):
+        raise UsageError(f"{key} must be true or false, not {_shown(value)}.", hint="correct this line")
+    return bool(value)
+
+
+def _flash_attn(value: Any) -> str:
+    try:
+        return _FLASH_ATTN[value.lower() if isinstance(value, str) else value]
+    except (KeyError, TypeError):
+        raise UsageError(f"flash_attn {_shown(value)} is not known.", hint="use on, off or auto") from None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

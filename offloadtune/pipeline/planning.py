@@ -1,0 +1,257 @@
+"""Planning: what settings would take, by arithmetic or by the engine's own word, and what lies around them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from offloadtune.engine import Runner
+from offloadtune.errors import UsageError
+from offloadtune.footprint import (
+    COMPUTE_BAND_FRAC,
+    Grid,
+    Terms,
+    contradiction,
+    fits,
+    grid_of,
+    is_mapped,
+    largest_contexts,
+    pad_256,
+    reckon,
+    refusals,
+    warnings,
+)
+from offloadtune.gguf import read_gguf
+from offloadtune.pipeline.foretelling import Parts, ask_engine
+from offloadtune.pipeline.rooms import Place
+from offloadtune.pipeline.shapes import facts_of_shape
+from offloadtune.plans import (
+    DevicePlan,
+    HostPlan,
+    LayerRow,
+    MemoryPlan,
+    PlanReport,
+    PlanRequest,
+    RuntimeBasis,
+    Tier,
+)
+from offloadtune.records import GgufFacts, Settings, Target
+from offloadtune.search import settings_of_target
+from offloadtune.units import GIB
+
+N_CTX_PLANNED = 4096
+_N_CTX_STEP = 4096
+_SERVER_PROMPT_CACHE_BYTES = 8 * GIB  # llama-server's --cache-ram unless told otherwise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is planned, with the file's facts at hand."""
+
+    facts: GgufFacts
+    settings: Settings
+    target: Target
+    place: Place
+
+    def with_layers(self, n_gpu_layers: int) -> Question:
+        return dataclasses.replace(self, settings=self.settings.replace(n_gpu_layers=n_gpu_layers))
+
+
+def facts_for(request: PlanRequest) -> GgufFacts:
+    """The header of the file, or of the shape in its quantisation. Raises GgufError, UnknownNameError, UsageError."""
+    if (request.path is None) == (request.shape is None):
+        raise UsageError("A plan needs a file or a --shape, and not both.", hint="offloadtune plan --help")
+    if request.path is not None:
+        return read_gguf(request.path)
+    if not request.quant:
+        message = f"--shape {request.shape} needs a quantisation."
+        raise UsageError(message, hint="add --quant, for example --quant Q4_K_M")
+    assert request.shape is not None
+    return facts_of_shape(request.shape, request.quant)
+
+
+def settings_for(request: PlanRequest, facts: GgufFacts) -> Settings:
+    """The target's settings with those asked for; every layer on the devices where none was named."""
+    base = settings_of_target(request.target)
+    n_ctx = min(N_CTX_PLANNED, facts.n_ctx_train or N_CTX_PLANNED)
+    asked = {"n_gpu_layers": -1, "n_ctx": n_ctx, **request.asked}
+    if request.target is Target.LLAMA_SERVER:
+        asked.setdefault("n_outputs_max", asked.get("n_seq_max", 1))
+    if asked["n_ctx"] == 0:  # as for llama.cpp: all that was trained
+        asked["n_ctx"] = facts.n_ctx_train or N_CTX_PLANNED
+    if 0 < asked.get("n_outputs_max", 0) < asked.get("n_seq_max", 1):  # llama.cpp needs an output for each sequence
+        asked["n_outputs_max"] = asked["n_seq_max"]
+    n_batch = max(base.n_batch, asked.get("n_ubatch", 0))
+    settings = base.replace(**{"n_batch": n_batch, **asked})
+    if refused := contradiction(facts, settings):
+        raise UsageError(refused[0], hint=refused[1])
+    layers = settings.n_gpu_layers
+    everything = facts.n_layer + 1
+    return settings.replace(n_gpu_layers=everything if layers < 0 else min(layers, everything))
+
+
+def plan_memory(request: PlanRequest, facts: GgufFacts, place: Place) -> MemoryPlan:
+    """One plan by arithmetic, without its surroundings."""
+    question = _question(request, facts, place)
+    return _plan(question, _parts(question), Tier.ARITHMETIC)
+
+
+def plan(request: PlanRequest, place: Place, runner: Runner | None) -> PlanReport:
+    """A plan with the largest context at each n_gpu_layers and the price of one more layer or 4096 tokens of context.
+
+    With `runner` the engine itself is asked. Raises as `facts_for` does, and EngineError.
+    """
+    facts = facts_for(request)
+    question = _question(request, facts, place)
+    chose = "n_gpu_layers" not in request.asked and place.room.is_known
+    if chose:
+        question = question.with_layers(_most_layers(question))
+    parts, terms = _parts(question), None
+    foretold = ask_engine(facts, question.settings, place, runner) if runner is not None else None
+    if foretold is None:
+        chosen = _plan(question, parts, Tier.ARITHMETIC)
+    else:
+        terms = foretold.terms
+        chosen = _plan(question, foretold.parts(parts), foretold.tier)
+        said = (*chosen.warnings, *foretold.warnings)
+        chosen = dataclasses.replace(chosen, n_splits=foretold.n_splits, warnings=said)
+    layers, context = _costs(question, terms)
+    return PlanReport(
+        plan=chosen,
+        n_layer=facts.n_layer,
+        n_ctx_train=facts.n_ctx_train,
+        rows=_rows(question, terms),
+        layer_cost_bytes=layers,
+        context_cost_bytes=context,
+        chose_layers=chose,
+    )
+
+
+def _question(request: PlanRequest, facts: GgufFacts, place: Place) -> Question:
+    question = Question(facts=facts, settings=settings_for(request, facts), target=request.target, place=place)
+    return question if place.room.names else question.with_layers(0)
+
+
+# --- parts of a plan -----------------------------------------------------------------------------------------------
+
+
+def _parts(question: Question) -> Parts:
+    """By arithmetic."""
+    facts, room = question.facts, question.place.room
+    found = reckon(facts, Grid.of((question.settings,), facts.n_layer), room.backends, room.shares)
+    devices = [
+        (int(found.weights_bytes[i, 0]), int(found.kv_cache_bytes[i, 0]), int(found.compute_bytes[i, 0]))
+        for i in range(len(room.names))
+    ]
+    host = (found.host_weights_bytes, found.host_kv_cache_bytes, found.host_compute_bytes, found.output_bytes)
+    weights, cache, compute, output = (int(kind[0]) for kind in host)
+    return Parts(devices=tuple(devices), host=(weights, cache, compute, output))
+
+
+def _plan(question: Question, parts: Parts, tier: Tier) -> MemoryPlan:
+    facts, settings, room = question.facts, question.settings, question.place.room
+    devices = tuple(_device_plans(question.place, parts, tier))
+    host = _host_plan(question, parts)
+    why_not = refusals(devices, host)
+    is_known = room.is_known if room.names else room.available_bytes is not None
+    return MemoryPlan(
+        label=facts.path.name,
+        quantisation=facts.quantisation,
+        target=question.target,
+        settings=settings,
+        tier=tier,
+        devices=devices,
+        host=host,
+        fits=False if why_not else (True if is_known else None),
+        refusals=tuple(why_not),
+        warnings=(*warnings(facts, settings), *question.place.warnings, *_host_warnings(host)),
+    )
+
+
+def _device_plans(place: Place, parts: Parts, tier: Tier) -> Iterator[DevicePlan]:
+    room = place.room
+    rows = zip(room.names, parts.devices, room.runtime_bytes, place.bases, room.free_bytes, strict=True)
+    for name, (weights, cache, compute), runtime, basis, free in rows:
+        is_used = weights + cache + compute > 0
+        yield DevicePlan(
+            name=name,
+            weights_bytes=weights,
+            kv_cache_bytes=cache,
+            compute_bytes=compute,
+            runtime_bytes=None if basis is RuntimeBasis.UNKNOWN else runtime * is_used,
+            runtime_basis=basis,
+            band_bytes=math.ceil(compute * COMPUTE_BAND_FRAC) if tier is Tier.ARITHMETIC else 0,
+            free_bytes=free,
+        )
+
+
+def _host_plan(question: Question, parts: Parts) -> HostPlan:
+    weights, cache, compute, output = parts.host
+    room = question.place.room
+    return HostPlan(
+        weights_bytes=weights,
+        kv_cache_bytes=cache,
+        compute_bytes=compute,
+        output_bytes=output,
+        is_mapped=is_mapped(question.settings),
+        is_pinned=any(backend.offloads_ops for backend in room.backends),
+        prompt_cache_bytes=_SERVER_PROMPT_CACHE_BYTES * (question.target is Target.LLAMA_SERVER),
+        available_bytes=room.available_bytes,
+    )
+
+
+def _host_warnings(host: HostPlan) -> list[str]:
+    found: list[str] = []
+    if host.available_bytes is None:
+        return found
+    if host.held_bytes <= host.available_bytes < host.total_bytes:
+        found.append("The mapped weights are more than main memory has available: they will be read from disk again.")
+    if host.prompt_cache_bytes and host.total_bytes + host.prompt_cache_bytes > host.available_bytes:
+        found.append("The server's cache of past prompts may outgrow main memory: limit it with --cache-ram.")
+    return found
+
+
+# --- around it -----------------------------------------------------------------------------------------------------
+
+
+def _most_layers(question: Question) -> int:
+    """The most n_gpu_layers that fit, 0 where none does."""
+    facts, settings, room = question.facts, question.settings, question.place.room
+    layers = np.arange(facts.n_layer + 1, -1, -1)
+    found = reckon(facts, grid_of(facts, settings, n_gpu_layers=layers), room.backends, room.shares)
+    ok = fits(found, room, is_mapped=is_mapped(settings))
+    return int(layers[ok.argmax()]) if ok.any() else 0
+
+
+def _rows(question: Question, terms: Sequence[Terms] | None) -> tuple[LayerRow, ...]:
+    facts, settings, room = question.facts, question.settings, question.place.room
+    if not room.names:
+        return ()
+    layers = np.arange(facts.n_layer + 2)
+    found = reckon(facts, grid_of(facts, settings, n_gpu_layers=layers), room.backends, room.shares, terms)
+    totals = found.device_bytes.sum(axis=0).tolist()
+    if not room.is_known:
+        return tuple(LayerRow(n_gpu_layers=k, device_bytes=n, n_ctx_max=None) for k, n in enumerate(totals))
+    contexts = largest_contexts(facts, settings, layers.tolist(), room, terms).tolist()
+    whole = facts.n_ctx_train // 256 * 256
+    return tuple(
+        LayerRow(n_gpu_layers=k, device_bytes=n, n_ctx_max=n_ctx, is_all=n_ctx == whole)
+        for k, (n, n_ctx) in enumerate(zip(totals, contexts, strict=True))
+    )
+
+
+def _costs(question: Question, terms: Sequence[Terms] | None) -> tuple[int | None, int | None]:
+    """Device bytes of one more layer (of the last one, where all are there) and of 4096 more tokens of context."""
+    facts, settings, room = question.facts, question.settings, question.place.room
+    if not room.names:
+        return None, None
+    k, n_ctx = settings.n_gpu_layers, pad_256(settings.n_ctx)
+    below, above = (k, k + 1) if k <= facts.n_layer else (k - 1, k)
+    layers, contexts = np.array([below, above, k, k]), np.array([n_ctx, n_ctx, n_ctx, n_ctx + _N_CTX_STEP])
+    grid = grid_of(facts, settings, n_gpu_layers=layers, n_ctx=contexts)
+    totals = reckon(facts, grid, room.backends, room.shares, terms).device_bytes.sum(axis=0)
+    return int(totals[1] - totals[0]), int(totals[3] - totals[2])
