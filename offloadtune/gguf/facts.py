@@ -36,14 +36,16 @@ _COMPANIONS = {
 """Values of `general.type` whose files accompany a model."""
 
 
-def read_gguf(path: Path) -> GgufFacts:
+def read_gguf(path: Path, *, identify: bool = True) -> GgufFacts:
     """What the header of the model at `path` (any of its shards) says; no weight is interpreted.
+
+    Without `identify` no sample of the data is read, so `gguf_id` is "" and the answer comes some 60 ms sooner.
 
     `path` of the facts is the first shard, the one llama.cpp wants. A tensor's `shape` is in ggml's order, the
     contiguous dimension first; `key_values` are the first shard's. Raises GgufError: one sentence and a next step.
     """
     headers = read_shards(path)
-    return _facts(headers, identify_headers(headers))
+    return _facts(headers, identify_headers(headers) if identify else "")
 
 
 def facts_of_parts(

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offloadtune.engine import Runner
 from offloadtune.errors import UsageError
 from offloadtune.footprint import Terms, identify, probes_of
-from offloadtune.pipeline.calibrating import Calibrations
 from offloadtune.pipeline.rooms import Place
 from offloadtune.plans import Forecast, Tier
 from offloadtune.records import GgufFacts, MemoryUse, Settings
-
-_FORECAST_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +56,14 @@ class Foretold:
         return Parts(devices=tuple(parts[:-1]), host=host)
 
 
-def ask_engine(facts: GgufFacts, settings: Settings, place: Place, runner: Runner) -> Foretold:
-    """What the engine says of `settings`; the tensors a device refuses are kept for later plans.
+def foretold(facts: GgufFacts, settings: Settings, place: Place, forecasts: Sequence[Forecast]) -> Foretold:
+    """The engine's word of `settings`, from its forecasts of `probes_of(settings)`.
 
-    Raises EngineError, and UsageError where the engine opens no such context.
+    Raises UsageError where the engine opens no such context.
     """
-    few, asked = runner.forecast(probes_of(settings), timeout_s=_FORECAST_S)
+    few, asked = forecasts
     if asked.refusal and asked.is_foretold:
         raise UsageError(f"The engine refuses: {asked.refusal.rstrip('.')}.", hint="change the settings it names")
-    if place.engine is not None:
-        Calibrations(place.engine).learn_refused(place.devices, asked.refused)
     names, terms = place.room.names, None
     if names and not few.refusal and not asked.refusal:
         computed = [[_sum(one.memory, name).compute_bytes for name in names] for one in (few, asked)]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from offloadtune.engine import Runner
 from offloadtune.errors import UsageError
 from offloadtune.footprint import (
     COMPUTE_BAND_FRAC,
@@ -26,8 +25,8 @@ from offloadtune.footprint import (
     warnings,
 )
 from offloadtune.gguf import read_gguf
-from offloadtune.pipeline.foretelling import Parts, ask_engine
-from offloadtune.pipeline.rooms import Place
+from offloadtune.pipeline.foretelling import Foretold, Parts
+from offloadtune.pipeline.rooms import Place, named_place
 from offloadtune.pipeline.shapes import facts_of_shape
 from offloadtune.plans import (
     DevicePlan,
@@ -48,6 +47,10 @@ _N_CTX_STEP = 4096
 _SERVER_PROMPT_CACHE_BYTES = 8 * GIB  # llama-server's --cache-ram unless told otherwise
 
 
+Ask = Callable[[GgufFacts, Settings, Place], Foretold]
+"""How the engine is asked."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What is planned, with the file's facts at hand."""
@@ -66,7 +69,7 @@ def facts_for(request: PlanRequest) -> GgufFacts:
     if (request.path is None) == (request.shape is None):
         raise UsageError("A plan needs a file or a --shape, and not both.", hint="offloadtune plan --help")
     if request.path is not None:
-        return read_gguf(request.path)
+        return read_gguf(request.path, identify=False)
     if not request.quant:
         message = f"--shape {request.shape} needs a quantisation."
         raise UsageError(message, hint="add --quant, for example --quant Q4_K_M")
@@ -100,10 +103,25 @@ def plan_memory(request: PlanRequest, facts: GgufFacts, place: Place) -> MemoryP
     return _plan(question, _parts(question), Tier.ARITHMETIC)
 
 
-def plan(request: PlanRequest, place: Place, runner: Runner | None) -> PlanReport:
+def plan(request: PlanRequest) -> PlanReport:
+    """What settings would take: on cards by name, else on the devices of this machine, or on its CPU without an engine.
+
+    Raises GgufError, UnknownNameError, UsageError; EngineError where an endpoint or an exact answer fails.
+    """
+    if request.card is None and request.n_devices == 1 and (request.limit_bytes is None or request.endpoints):
+        from offloadtune.pipeline.here import plan_here  # noqa: PLC0415 - loads what starts the engine
+
+        return plan_here(request)
+    if request.is_exact:
+        message = "--exact asks this machine's engine about this machine's devices."
+        raise UsageError(message, hint="leave out --card and --vram-limit, or leave out --exact")
+    return report_of(request, named_place(request), None)
+
+
+def report_of(request: PlanRequest, place: Place, ask: Ask | None) -> PlanReport:
     """A plan with the largest context at each n_gpu_layers and the price of one more layer or 4096 tokens of context.
 
-    With `runner` the engine itself is asked. Raises as `facts_for` does, and EngineError.
+    With `ask` the engine speaks. Raises as `facts_for` does, and what `ask` raises.
     """
     facts = facts_for(request)
     question = _question(request, facts, place)
@@ -111,7 +129,7 @@ def plan(request: PlanRequest, place: Place, runner: Runner | None) -> PlanRepor
     if chose:
         question = question.with_layers(_most_layers(question))
     parts, terms = _parts(question), None
-    foretold = ask_engine(facts, question.settings, place, runner) if runner is not None else None
+    foretold = ask(facts, question.settings, place) if ask is not None else None
     if foretold is None:
         chosen = _plan(question, parts, Tier.ARITHMETIC)
     else:

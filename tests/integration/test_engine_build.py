@@ -15,7 +15,7 @@ from conftest import ROOT
 from offloadtune import pipeline
 from offloadtune.install import plan_build, read_toolchain
 from offloadtune.install.backend import DISTRIBUTION, ENGINE_VERSION
-from offloadtune.pipeline import measuring, rebuilding
+from offloadtune.pipeline import measuring, probing, rebuilding
 from offloadtune.probe import Door, probe_host
 from offloadtune.records import Host, Workload
 from offloadtune.sweeps import Event, Said, SweepRequest
@@ -37,7 +37,7 @@ def test_a_card_the_engine_was_not_built_for(
 ) -> None:
     if any(device.is_offload_target for device in pipeline.probe(measure=False)[0].devices or ()):
         pytest.skip("this engine was built for a device of this machine")
-    monkeypatch.setattr(pipeline, "probe_host", host_with_a_card)
+    monkeypatch.setattr(probing, "probe_host", host_with_a_card)
     monkeypatch.setattr(measuring, "probe_host", host_with_a_card)
     probed = in_process("probe", "--quick")
     assert [line.startswith(f"devices: {CARD}") for line in probed.out.splitlines()].count(True) == 1
