@@ -431,7 +431,8 @@ class Evidence:
 class TrialResult:
     """What one trial showed. `reason` is a sentence when the outcome is not ok.
 
-    `device_peak_bytes` is the fall of each device's free memory up to the end of the feasibility run;
+    `device_peak_bytes` is the fall of each device's free memory up to the end of the feasibility run, and
+    `device_predicted_bytes` what was expected of it before;
     `effective` holds the values the engine really used, where they differ from those asked.
     """
 
@@ -441,6 +442,7 @@ class TrialResult:
     visits: tuple[Visit, ...] = ()
     memory: tuple[MemoryUse, ...] = ()
     device_peak_bytes: tuple[tuple[str, int], ...] = ()
+    device_predicted_bytes: tuple[tuple[str, int], ...] = ()
     host_peak_rss_bytes: int | None = None
     load_ns: int | None = None
     effective: tuple[tuple[str, Any], ...] = ()

@@ -11,14 +11,15 @@ from offloadtune.plans import RefusedTensors
 from offloadtune.records import Device, EngineBuild, Outcome, TrialResult
 
 _FILE = "calibrations.json"
+_N_TRIALS_KEPT = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """One device with one engine build; None and () for what no trial has shown yet.
 
-    `runtime_bytes` is the most that a trial took beyond the engine's own breakdown, `idle_free_bytes` the most that
-    was ever free, `refused_types` are ggml types its backend does not compute with.
+    `runtime_bytes` is the most that one of the last trials took beyond the engine's own breakdown, `idle_free_bytes`
+    the most that was ever free, `refused_types` are ggml types its backend does not compute with.
     """
 
     runtime_bytes: int | None = None
@@ -34,27 +35,25 @@ class Calibrations:
         self._engine = engine
 
     def of(self, device: Device) -> Calibration:
-        value: Any = self._file.get(self._key(device))
-        if not isinstance(value, Mapping):
-            return Calibration()
+        value = self._stored(device)
         types = value.get("refused_types", ())
         return Calibration(
-            runtime_bytes=_count(value.get("runtime_bytes")),
+            runtime_bytes=max(_counts(value.get("beyond_bytes")), default=None),
             idle_free_bytes=_count(value.get("idle_free_bytes")),
             refused_types=tuple(str(one) for one in types) if isinstance(types, list) else (),
         )
 
     def learn_trial(self, devices: Iterable[Device], result: TrialResult) -> None:
-        """Keep what `result` took beyond its breakdown, where that is more than known."""
+        """Keep what `result` took beyond its breakdown, beside that of the trials before it."""
         if result.outcome is not Outcome.OK:
             return
         peaks = dict(result.device_peak_bytes)
         for device in devices:
             counted = sum(row.total_bytes for row in result.memory if row.device == device.name)
             if counted and device.name in peaks:
-                beyond = max(0, peaks[device.name] - counted)
-                known = self.of(device)
-                self._keep(device, runtime_bytes=max(beyond, known.runtime_bytes or 0))
+                known = _counts(self._stored(device).get("beyond_bytes"))
+                latest = [*known, max(0, peaks[device.name] - counted)][-_N_TRIALS_KEPT:]
+                self._keep(device, beyond_bytes=latest)
 
     def learn_free(self, devices: Iterable[Device]) -> None:
         """Keep the most that was ever seen free: what other programs take now is the difference."""
@@ -71,8 +70,11 @@ class Calibrations:
                 self._keep(device, refused_types=sorted(types | known))
 
     def _keep(self, device: Device, **values: Any) -> None:
-        known = self._file.get(self._key(device))
-        self._file.put(self._key(device), {**(known if isinstance(known, Mapping) else {}), **values})
+        self._file.put(self._key(device), {**self._stored(device), **values})
+
+    def _stored(self, device: Device) -> Mapping[str, Any]:
+        value = self._file.get(self._key(device))
+        return value if isinstance(value, Mapping) else {}
 
     def _key(self, device: Device) -> str:
         return f"{self._engine.build_id}|{device.name}|{device.description}|{device.total_bytes}"
@@ -80,3 +82,7 @@ class Calibrations:
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _counts(value: Any) -> list[int]:
+    return [one for one in value if _count(one) is not None] if isinstance(value, list) else []

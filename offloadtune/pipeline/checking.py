@@ -7,10 +7,11 @@ from typing import Any
 
 from offloadtune import export
 from offloadtune.errors import GgufError, UsageError
-from offloadtune.footprint import pad_256
+from offloadtune.footprint import Grid, is_mapped, pad_256, reckon
 from offloadtune.pipeline.spaces import wanted_n_ctx
-from offloadtune.records import GgufFacts, Settings, Target
+from offloadtune.records import GgufFacts, Machine, Settings, Target
 from offloadtune.sweeps import SweepRequest
+from offloadtune.units import format_bytes
 
 _ENCODERS = {
     "bert",
@@ -43,6 +44,24 @@ def check(request: SweepRequest, facts: GgufFacts) -> None:
     _check_fixed(request.fixed, wanted_n_ctx(request, facts))
     if request.target is Target.LLAMA_CPP_PYTHON:
         export.render_snippet(Settings(**request.fixed), facts.path)
+
+
+def check_memory(fixed: Mapping[str, Any], facts: GgufFacts, machine: Machine, *, n_ctx: int) -> None:
+    """Refuse to hold weights in main memory that it has no room for. Raises UsageError.
+
+    Mapped from the file they need not be there at once; read or locked into memory they end in the system's killing.
+    """
+    mode = fixed.get("load_mode", "mmap")
+    n_gpu_layers = fixed.get("n_gpu_layers", -1) if machine.offload_devices else 0
+    settings = Settings(load_mode=mode, n_ctx=n_ctx, n_gpu_layers=n_gpu_layers)
+    if is_mapped(settings):
+        return
+    least = reckon(facts, Grid.of((settings,), facts.n_layer))
+    held = int((least.host_weights_bytes + least.host_kv_cache_bytes + least.host_compute_bytes)[0])
+    available = machine.host.ram.available_bytes
+    if held > available:
+        message = f"load_mode={mode} holds {format_bytes(held)} in main memory, which has {format_bytes(available)}."
+        raise UsageError(message, hint="leave it out: mapped from the file, weights need not all be in memory")
 
 
 def _check_fixed(fixed: Mapping[str, Any], n_ctx: int) -> None:

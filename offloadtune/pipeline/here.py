@@ -7,19 +7,20 @@ from pathlib import Path
 
 from offloadtune.engine import Runner
 from offloadtune.errors import EngineError, EngineMissingError, UsageError
-from offloadtune.footprint import Room, backend_of, probes_of
-from offloadtune.pipeline.calibrating import Calibration, Calibrations
+from offloadtune.footprint import probes_of
+from offloadtune.gguf import read_gguf
+from offloadtune.pipeline.calibrating import Calibrations
+from offloadtune.pipeline.devices import machine_place
 from offloadtune.pipeline.foretelling import Foretold, foretold
+from offloadtune.pipeline.journals import read_all
 from offloadtune.pipeline.planning import report_of
 from offloadtune.pipeline.rebuilding import rebuild_line
 from offloadtune.pipeline.rooms import Place
-from offloadtune.plans import PlanReport, PlanRequest, RuntimeBasis
+from offloadtune.plans import PlanReport, PlanRequest
 from offloadtune.probe import probe_host
-from offloadtune.records import Device, EngineBuild, GgufFacts, Machine, Settings
-from offloadtune.units import MIB, format_bytes
+from offloadtune.records import EngineBuild, GgufFacts, Machine, Outcome, Settings
 
 _FORECAST_S = 120.0
-_TAKEN_WORTH_SAYING_BYTES = 32 * MIB
 
 
 def plan_here(request: PlanRequest) -> PlanReport:
@@ -33,58 +34,39 @@ def plan_here(request: PlanRequest) -> PlanReport:
             if request.is_exact or request.endpoints:
                 raise
             return _plan_without_engine(request, error)
-        place = machine_place(request, Machine(host=probe_host(measure=False), devices=devices), engine)
+        machine = Machine(host=probe_host(measure=False), devices=devices)
+        place = machine_place(machine, engine, request.limit_bytes, request.ram_limit_bytes)
 
         def ask(facts: GgufFacts, settings: Settings, place: Place) -> Foretold:
             forecasts = runner.forecast(probes_of(settings), timeout_s=_FORECAST_S)
             Calibrations(engine).learn_refused(devices, forecasts[-1].refused)
             return foretold(facts, settings, place, forecasts)
 
-        return report_of(request, place, ask if request.is_exact else None)
+        report = report_of(request, place, ask if request.is_exact else None)
+    return dataclasses.replace(report, measured=_measured(request, report.plan.settings, engine))
+
+
+def _measured(request: PlanRequest, settings: Settings, engine: EngineBuild) -> tuple[tuple[str, int], ...]:
+    """The device peaks of the newest stored trial of this file with these settings, threads aside."""
+    if request.path is None:
+        return ()
+    gguf_id = read_gguf(request.path).gguf_id
+    stored, _ = read_all(lambda header: header.gguf_id == gguf_id and header.engine.build_id == engine.build_id)
+    found: tuple[tuple[str, int], ...] = ()
+    for one in sorted(stored, key=lambda one: one.written_at):
+        for result in one.content.results:
+            if result.outcome is Outcome.OK and _alike(result.trial.settings) == _alike(settings):
+                found = result.device_peak_bytes
+    return found
+
+
+def _alike(settings: Settings) -> Settings:
+    """`settings` without what changes no byte on a device."""
+    return settings.replace(n_threads=1, n_threads_batch=1, use_extra_bufts=True, load_mode="mmap")
 
 
 def _plan_without_engine(request: PlanRequest, error: EngineMissingError | EngineError) -> PlanReport:
-    place = machine_place(request, Machine(host=probe_host(measure=False), devices=None), None)
+    machine = Machine(host=probe_host(measure=False), devices=None)
+    place = machine_place(machine, None, request.limit_bytes, request.ram_limit_bytes)
     said = f"No device is planned for: {error} Name a card with --card, or install an engine: {rebuild_line()}"
     return report_of(request, dataclasses.replace(place, warnings=(*place.warnings, said)), None)
-
-
-def machine_place(request: PlanRequest, machine: Machine, engine: EngineBuild | None) -> Place:
-    """The room of this machine's own devices, with what trials taught of them."""
-    devices = machine.offload_devices
-    memory = Calibrations(engine) if engine else None
-    if memory:
-        memory.learn_free(devices)
-    known = [memory.of(device) if memory else Calibration() for device in devices]
-    available = machine.host.ram.available_bytes
-    if request.ram_limit_bytes is not None:
-        available = min(available, request.ram_limit_bytes)
-    free = [
-        one.free_bytes if request.limit_bytes is None else min(one.free_bytes, request.limit_bytes) for one in devices
-    ]
-    room = Room(
-        names=tuple(device.name for device in devices),
-        backends=tuple(
-            dataclasses.replace(backend_of(device.name), refuses=frozenset(one.refused_types))
-            for device, one in zip(devices, known, strict=True)
-        ),
-        free_bytes=tuple(free),
-        runtime_bytes=tuple(one.runtime_bytes or 0 for one in known),
-        shares=tuple(float(device.free_bytes) for device in devices),
-        available_bytes=available,
-    )
-    bases = tuple(RuntimeBasis.UNKNOWN if one.runtime_bytes is None else RuntimeBasis.CALIBRATED for one in known)
-    return Place(room=room, bases=bases, warnings=_taken(devices, known))
-
-
-def _taken(devices: tuple[Device, ...], known: list[Calibration]) -> tuple[str, ...]:
-    """What other programs, the desktop among them, hold now of what was once free."""
-    sentences = []
-    for device, one in zip(devices, known, strict=True):
-        taken = (one.idle_free_bytes or 0) - device.free_bytes
-        if taken > _TAKEN_WORTH_SAYING_BYTES:
-            was = format_bytes(one.idle_free_bytes or 0)
-            sentences.append(
-                f"Other programs hold {format_bytes(taken)} of {device.name} now: {was} were free at idle."
-            )
-    return tuple(sentences)

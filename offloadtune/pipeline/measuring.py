@@ -14,6 +14,8 @@ import offloadtune
 from offloadtune import search, store
 from offloadtune.engine import Runner, VisitPlan, is_gone, self_test
 from offloadtune.errors import StoreError
+from offloadtune.pipeline.checking import check_memory
+from offloadtune.pipeline.devices import DeviceMemory
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.rebuilding import rebuild_words
 from offloadtune.pipeline.resuming import earlier_header, open_journal
@@ -55,6 +57,8 @@ class Measuring:
         self.self_tests = SelfTestMemory(facts, self.machine, self.engine)
         self.tested = {offloads for offloads in (False, True) if self.self_tests.get(offloads=offloads) is not None}
         self.space = space_of(facts, header)
+        check_memory(request.fixed, facts, self.machine, n_ctx=self.space.n_ctx)
+        self.device_memory = DeviceMemory(facts, self.machine, self.engine)
         self._tell_kept()
         self.plan = VisitPlan(
             workload=request.workload, n_steps=max(1, min(request.workload.n_gen - 1, _N_STEPS)), n_visits=1
@@ -104,8 +108,11 @@ class Measuring:
                 )
             )
             self.running = trial
+            predicted = self.device_memory.predicted(trial.settings)
             result = self.runner.run(trial, self.plan, timeout_s=self._trial_s())
             self.running = None
+            result = dataclasses.replace(result, device_predicted_bytes=predicted)
+            self.device_memory.learn(result)
             self._keep(result)
             if self._tell_if_gone(result):
                 return

@@ -8,6 +8,7 @@ from typing import Any
 
 from offloadtune import search, store
 from offloadtune.footprint import pad_256
+from offloadtune.pipeline.devices import runtime_bytes
 from offloadtune.records import EngineBuild, GgufFacts, Machine
 from offloadtune.sweeps import SweepRequest
 
@@ -37,6 +38,7 @@ def space_of(facts: GgufFacts, header: store.SweepHeader, kept: Mapping[str, Any
         n_fit_layers=header.n_fit_layers,
         no_fit=header.no_fit,
         lists_devices=bool(machine.offload_devices),
+        runtime_bytes=runtime_bytes(machine, header.engine),
         kept=kept,
     )
 

@@ -57,6 +57,7 @@ def sweep_json(report: SweepReport) -> dict[str, Any]:
         },
         "baselines": {name: _figures(one) for name, one in report.baselines.items()},
         "recommended": _recommended(report.recommendation),
+        "memory": _memory(report),
         "skipped": list(report.skipped),
         "apply": report.apply_text,
         "profile_path": str(report.profile_path),
@@ -64,6 +65,16 @@ def sweep_json(report: SweepReport) -> dict[str, Any]:
         "journal_path": str(report.journal_path),
         "interrupted": report.is_interrupted,
         "duration_s": round(report.duration_s, 3),
+    }
+
+
+def _memory(report: SweepReport) -> dict[str, Any]:
+    """Peak and expectation of each device under the recommended settings."""
+    chosen = next((one for one in report.results if one.trial == report.recommendation.trial), None)
+    predicted = dict(chosen.device_predicted_bytes) if chosen else {}
+    return {
+        name: {"peak_bytes": peak, "predicted_bytes": predicted.get(name)}
+        for name, peak in (chosen.device_peak_bytes if chosen else ())
     }
 
 

@@ -88,12 +88,23 @@ def sweep_view(report: SweepReport) -> RenderableType:
     """The answer: figures, settings, reasons, and how to use it."""
     return Group(
         *answer_lines(report.recommendation, report.baselines, report.n_steps, report.skipped),
+        *_memory_lines(report),
         *use_lines(report.recommendation, report.apply_text),
         Text(_outcome_words(report), style="dim"),
         Text(f"the same as a file: {report.apply_path}"),
         Text(f"profile: {report.profile_path}"),
         *_next_lines(report),
     )
+
+
+def _memory_lines(report: SweepReport) -> Iterator[RenderableType]:
+    """What the recommended settings took of each device, beside what was expected."""
+    trial = report.recommendation.trial
+    chosen = next((result for result in report.results if result.trial == trial), None)
+    predicted = dict(chosen.device_predicted_bytes) if chosen else {}
+    for name, peak in chosen.device_peak_bytes if chosen else ():
+        if peak and name in predicted:
+            yield Text(f"memory of {name}: {format_bytes(peak)} at the peak, {format_bytes(predicted[name])} expected")
 
 
 def _next_lines(report: SweepReport) -> Iterator[RenderableType]:

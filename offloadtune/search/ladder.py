@@ -12,7 +12,7 @@ from offloadtune.search.cost import is_feasible, ran_out
 from offloadtune.search.space import Space, n_that_can_fit, start_settings
 
 _UNLISTED_FRAC = 0.02
-"""Of the device's memory, kept free in the first guess: drivers take some hundred MiB that no footprint lists."""
+"""Of the device's memory, kept free in the first guess where no trial has told what the driver takes."""
 
 _N_UNTOLD_MAX = 2
 """Rungs that told nothing before the climb ends: a third would most likely end in the same way."""
@@ -99,5 +99,6 @@ def _aim(space: Space, ladder: Sequence[Settings], known: _Known) -> int:
     if fell:
         return max(fell[-1] - (1 << len(fell) - 1), 0)
     one_below = bisect.bisect(sizes, space.device_bytes) - 2
-    with_margin = bisect.bisect(sizes, space.device_bytes * (1 - _UNLISTED_FRAC)) - 1
+    unlisted = space.runtime_bytes or space.device_bytes * _UNLISTED_FRAC
+    with_margin = bisect.bisect(sizes, space.device_bytes - unlisted) - 1
     return max(min(one_below, with_margin), 0)

@@ -25,6 +25,7 @@ class Space:
     the baselines too, but for n_gpu_layers of the CPU alone. `limit_bytes` is the user's own limit on device memory.
     `n_fit_layers` is what llama.cpp's own --fit rule answered, None where it could not be asked and is estimated here;
     `no_fit` says why its answer cannot be tried at all, "" where it can.
+    `runtime_bytes` is what earlier trials took of the devices beyond any footprint, 0 where none has told.
     Cores and threads are those this process may use; `n_os_cpus` counts all of the system's, as front ends do.
     """
 
@@ -43,6 +44,7 @@ class Space:
     n_fit_layers: int | None = None
     no_fit: str = ""
     lists_devices: bool = False
+    runtime_bytes: int = 0
 
     @property
     def everything(self) -> int:
