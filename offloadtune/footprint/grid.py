@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,9 @@ class Grid:
     def __len__(self) -> int:
         return len(self.n_gpu_layers)
 
+    def __getitem__(self, part: slice) -> Grid:
+        return Grid(**{field.name: getattr(self, field.name)[part] for field in fields(self)})
+
     @classmethod
     def of(cls, settings: Sequence[Settings], n_layer: int) -> Grid:
         """The grid of a list of settings, in its order."""
@@ -83,15 +86,13 @@ class Grid:
         )
 
     @classmethod
-    def over(cls, n_layer: int, **fields: Any) -> Grid:
+    def over(cls, n_layer: int, **given: Any) -> Grid:
         """The grid of arrays or numbers that broadcast to one length, rounded as llama-context.cpp does.
 
         Named as in `Settings`, but for `k32`, `v32`, `flash` and `unified`; those left out are its defaults.
         """
-        given = dict(
-            zip([*_DEFAULTS], np.broadcast_arrays(*({**_DEFAULTS, **fields}[k] for k in _DEFAULTS)), strict=True)
-        )
-        asked = {name: np.atleast_1d(value) for name, value in given.items()}
+        arrays = np.broadcast_arrays(*({**_DEFAULTS, **given}[name] for name in _DEFAULTS))
+        asked = {name: np.atleast_1d(value) for name, value in zip(_DEFAULTS, arrays, strict=True)}
         k = asked["n_gpu_layers"].astype(np.int64)
         n_ctx, n_seq_max = asked["n_ctx"].astype(np.int64), np.maximum(asked["n_seq_max"].astype(np.int64), 1)
         n_batch = np.minimum(n_ctx, asked["n_batch"])

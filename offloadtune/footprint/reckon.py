@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -12,6 +12,10 @@ from offloadtune.footprint.compute import Terms, device_compute, host_compute, o
 from offloadtune.footprint.grid import HOST, Grid
 from offloadtune.footprint.weights import cache_of_blocks, device_weights, host_weights, slices_of
 from offloadtune.records import GgufFacts, Settings
+
+
+_N_AT_ONCE = 20_000
+"""Settings whose arrays stay in the processor's cache: twice as fast as a million at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +34,12 @@ class Footprints:
     def device_bytes(self) -> Ints:
         """All kinds together, shape (n_devices, n_settings)."""
         return self.weights_bytes + self.kv_cache_bytes + self.compute_bytes
+
+    @classmethod
+    def joined(cls, parts: Sequence[Footprints]) -> Footprints:
+        """The footprints of a grid from those of its slices."""
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +72,9 @@ def reckon(
     `terms` are what probes of the engine identified, one entry a device; without them the compute buffers follow the
     rule. Source of each formula: the modules of this package.
     """
+    if len(grid) > _N_AT_ONCE:
+        slices_of_grid = (grid[i : i + _N_AT_ONCE] for i in range(0, len(grid), _N_AT_ONCE))
+        return Footprints.joined([reckon(facts, part, backends, shares, terms) for part in slices_of_grid])
     anatomy = anatomy_of(facts)
     n_devices = len(backends)
     backends = backends or (HOST,)  # where there is no device one that gets nothing stands for it

@@ -1,4 +1,4 @@
-"""Arithmetic against the engine's own word, setting by setting: weights and cache to the byte, compute as identified."""
+"""Arithmetic against the engine's own word: weights and cache to the byte, compute once it is identified."""
 
 from __future__ import annotations
 
