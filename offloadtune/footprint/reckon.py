@@ -13,7 +13,6 @@ from offloadtune.footprint.grid import HOST, Grid
 from offloadtune.footprint.weights import cache_of_blocks, device_weights, host_weights, slices_of
 from offloadtune.records import GgufFacts, Settings
 
-
 _N_AT_ONCE = 20_000
 """Settings whose arrays stay in the processor's cache: twice as fast as a million at once."""
 

@@ -134,7 +134,7 @@ def test_a_sweep_killed_again_and_again_loses_and_repeats_nothing(
     faster whatever else runs here; what else is chosen for it and the figures may differ within the noise.
     """
     card = make_card(1, 600 * MIB, duty_frac=0.7)
-    rng = random.Random(n_kills)  # noqa: S311 - moments, not secrets
+    rng = random.Random(n_kills)
     question, i_kill, seen = Question(smollm2_path, card.endpoint, tmp_path / "home", 128), 0, Seen()
     while i_kill < n_kills:
         process = question.ask()
@@ -147,7 +147,7 @@ def test_a_sweep_killed_again_and_again_loses_and_repeats_nothing(
         assert not orphans
         seen = seen.after(question.home, stderr)
         check_free(card.endpoint, card.card_bytes)
-        print(f"{WAYS[i_kill % len(WAYS)]:16} {was_alive=} code {process.returncode} {seen.words}")  # noqa: T201
+        print(f"{WAYS[i_kill % len(WAYS)]:16} {was_alive=} code {process.returncode} {seen.words}")
         if was_alive:
             i_kill += 1
         else:  # it had come to its end: ask something else
