@@ -127,19 +127,16 @@ def report_of(request: PlanRequest, place: Place, ask: Ask | None) -> PlanReport
     question = _question(request, facts, place)
     chose = "n_gpu_layers" not in request.asked and place.room.is_known
     if chose:
-        question = question.with_layers(_most_layers(question))
-    parts, terms = _parts(question), None
+        question = question.with_layers(_most_layers(question, None))
     foretold = ask(facts, question.settings, place) if ask is not None else None
-    if foretold is None:
-        chosen = _plan(question, parts, Tier.ARITHMETIC)
-    else:
-        terms = foretold.terms
-        chosen = _plan(question, foretold.parts(parts), foretold.tier)
-        said = (*chosen.warnings, *foretold.warnings)
-        chosen = dataclasses.replace(chosen, n_splits=foretold.n_splits, warnings=said)
+    terms = foretold.terms if foretold else None
+    if chose and ask and terms and (better := _most_layers(question, terms)) != question.settings.n_gpu_layers:
+        question = question.with_layers(better)
+        foretold = ask(facts, question.settings, place)
+    plan = _plan(question, _parts(question), Tier.ARITHMETIC) if foretold is None else _foretold(question, foretold)
     layers, context = _costs(question, terms)
     return PlanReport(
-        plan=chosen,
+        plan=plan,
         n_layer=facts.n_layer,
         n_ctx_train=facts.n_ctx_train,
         rows=_rows(question, terms),
@@ -147,6 +144,12 @@ def report_of(request: PlanRequest, place: Place, ask: Ask | None) -> PlanReport
         context_cost_bytes=context,
         chose_layers=chose,
     )
+
+
+def _foretold(question: Question, foretold: Foretold) -> MemoryPlan:
+    """The plan as the engine sees it."""
+    plan = _plan(question, foretold.parts(_parts(question)), foretold.tier)
+    return dataclasses.replace(plan, n_splits=foretold.n_splits, warnings=(*plan.warnings, *foretold.warnings))
 
 
 def _question(request: PlanRequest, facts: GgufFacts, place: Place) -> Question:
@@ -236,12 +239,12 @@ def _host_warnings(host: HostPlan) -> list[str]:
 # --- around it -----------------------------------------------------------------------------------------------------
 
 
-def _most_layers(question: Question) -> int:
+def _most_layers(question: Question, terms: Sequence[Terms] | None) -> int:
     """The most n_gpu_layers that fit, 0 where none does."""
     facts, settings, room = question.facts, question.settings, question.place.room
     layers = np.arange(facts.n_layer + 1, -1, -1)
-    found = reckon(facts, grid_of(facts, settings, n_gpu_layers=layers), room.backends, room.shares)
-    ok = fits(found, room, is_mapped=is_mapped(settings))
+    found = reckon(facts, grid_of(facts, settings, n_gpu_layers=layers), room.backends, room.shares, terms)
+    ok = fits(found, room, is_mapped=is_mapped(settings), is_exact=terms is not None)
     return int(layers[ok.argmax()]) if ok.any() else 0
 
 
