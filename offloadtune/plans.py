@@ -78,7 +78,8 @@ class DevicePlan:
     """What one device would hold. `free_bytes` is what it has to give, None where that is not known.
 
     `runtime_bytes` is what no breakdown of the engine lists: the driver's context, pools, workspaces. `band_bytes` is
-    how far the compute buffer may lie above the rule; no part of the total, but there must be room for it.
+    how far the compute buffer may lie above the rule, and a margin where the runtime is unknown; no part of the total,
+    but there must be room for it.
     """
 
     name: str

@@ -9,7 +9,16 @@ reckon    all of it together, for one device or several and for the host
 
 from offloadtune.footprint.anatomy import Backend, anatomy_of
 from offloadtune.footprint.compute import Terms
-from offloadtune.footprint.fitting import COMPUTE_BAND_FRAC, Room, fits, grid_of, is_mapped, largest_contexts, refusals
+from offloadtune.footprint.fitting import (
+    COMPUTE_BAND_FRAC,
+    Room,
+    fits,
+    grid_of,
+    is_mapped,
+    largest_contexts,
+    margin_of,
+    refusals,
+)
 from offloadtune.footprint.grid import BYTES_OF_32, CUDA, GENERIC, HOST, Grid, backend_of, pad_256
 from offloadtune.footprint.identify import identify, probes_of
 from offloadtune.footprint.knobs import contradiction, warnings
@@ -47,6 +56,7 @@ __all__ = [
     "kv_cache_bytes",
     "kv_cache_layer_bytes",
     "largest_contexts",
+    "margin_of",
     "pad_256",
     "probes_of",
     "reckon",

@@ -18,6 +18,7 @@ from offloadtune.units import format_bytes
 COMPUTE_BAND_FRAC = 0.1
 """How far a compute buffer may lie above the rule, as a part of it; measured, see compute.py."""
 
+_MARGIN_FRAC = 0.02
 _CELLS_STEP = 256
 _N_CTX_UNTRAINED = 1 << 17
 
@@ -26,19 +27,26 @@ _N_CTX_UNTRAINED = 1 << 17
 class Room:
     """What there is to give: free bytes and runtime bytes of each device, and what main memory has available.
 
-    `free_bytes` holds None for a device of unknown size; `shares` decide how many layers each takes.
+    `free_bytes` holds None for a device of unknown size, `margin_bytes` what is kept free where nobody has measured what
+    the driver takes; `shares` decide how many layers each takes.
     """
 
     names: tuple[str, ...]
     backends: tuple[Backend, ...]
     free_bytes: tuple[int | None, ...]
     runtime_bytes: tuple[int, ...]
+    margin_bytes: tuple[int, ...]
     shares: tuple[float, ...]
     available_bytes: int | None = None
 
     @property
     def is_known(self) -> bool:
         return bool(self.free_bytes) and None not in self.free_bytes
+
+
+def margin_of(free_bytes: int | None) -> int:
+    """What to keep free on a device where no trial has told what its driver takes."""
+    return int((free_bytes or 0) * _MARGIN_FRAC)
 
 
 def fits(found: Footprints, room: Room, *, is_mapped: bool, is_exact: bool = False) -> Bools:
@@ -48,9 +56,9 @@ def fits(found: Footprints, room: Room, *, is_mapped: bool, is_exact: bool = Fal
     """
     ok = np.ones(len(found.output_bytes), dtype=np.bool_)
     needed = found.device_bytes + (0 if is_exact else np.ceil(found.compute_bytes * COMPUTE_BAND_FRAC))
-    for used, free, runtime in zip(needed, room.free_bytes, room.runtime_bytes, strict=True):
+    for used, free, runtime, margin in zip(needed, room.free_bytes, room.runtime_bytes, room.margin_bytes, strict=True):
         if free is not None:
-            ok &= used + np.where(used > 0, runtime, 0) <= free
+            ok &= (used == 0) | (used + runtime + margin <= free)
     if room.available_bytes is not None:
         held = found.host_kv_cache_bytes + found.host_compute_bytes + found.output_bytes
         ok &= held + (0 if is_mapped else found.host_weights_bytes) <= room.available_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from offloadtune.footprint import Grid, Room, backend_of, reckon
+from offloadtune.footprint import Grid, Room, backend_of, margin_of, reckon
 from offloadtune.pipeline.calibrating import Calibration, Calibrations
 from offloadtune.pipeline.rooms import Place
 from offloadtune.plans import RuntimeBasis
@@ -73,6 +73,9 @@ def machine_place(
         ),
         free_bytes=tuple(free),
         runtime_bytes=tuple(one.runtime_bytes or 0 for one in known),
+        margin_bytes=tuple(
+            margin_of(n_bytes) if one.runtime_bytes is None else 0 for n_bytes, one in zip(free, known, strict=True)
+        ),
         shares=tuple(float(device.free_bytes) for device in devices),
         available_bytes=available,
     )

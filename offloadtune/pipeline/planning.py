@@ -195,9 +195,12 @@ def _plan(question: Question, parts: Parts, tier: Tier) -> MemoryPlan:
 
 def _device_plans(place: Place, parts: Parts, tier: Tier) -> Iterator[DevicePlan]:
     room = place.room
-    rows = zip(room.names, parts.devices, room.runtime_bytes, place.bases, room.free_bytes, strict=True)
-    for name, (weights, cache, compute), runtime, basis, free in rows:
+    rows = zip(
+        room.names, parts.devices, room.runtime_bytes, room.margin_bytes, place.bases, room.free_bytes, strict=True
+    )
+    for name, (weights, cache, compute), runtime, margin, basis, free in rows:
         is_used = weights + cache + compute > 0
+        band = math.ceil(compute * COMPUTE_BAND_FRAC) if tier is Tier.ARITHMETIC else 0
         yield DevicePlan(
             name=name,
             weights_bytes=weights,
@@ -205,7 +208,7 @@ def _device_plans(place: Place, parts: Parts, tier: Tier) -> Iterator[DevicePlan
             compute_bytes=compute,
             runtime_bytes=None if basis is RuntimeBasis.UNKNOWN else runtime * is_used,
             runtime_basis=basis,
-            band_bytes=math.ceil(compute * COMPUTE_BAND_FRAC) if tier is Tier.ARITHMETIC else 0,
+            band_bytes=(band + margin) * is_used,
             free_bytes=free,
         )
 

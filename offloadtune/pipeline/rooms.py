@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from offloadtune import catalogue
 from offloadtune.errors import UsageError
-from offloadtune.footprint import CUDA, GENERIC, Room
+from offloadtune.footprint import CUDA, GENERIC, Room, margin_of
 from offloadtune.plans import PlanRequest, RuntimeBasis
 from offloadtune.units import MIB
 
@@ -47,6 +47,7 @@ def named_place(request: PlanRequest) -> Place:
         backends=(CUDA if is_cuda else GENERIC,) * n,
         free_bytes=(free,) * n,
         runtime_bytes=(runtime,) * n,
+        margin_bytes=(0 if basis is RuntimeBasis.PUBLISHED else margin_of(free),) * n,
         shares=(1.0,) * n,
         available_bytes=request.ram_limit_bytes,
     )
