@@ -27,7 +27,7 @@ _N_CTX_UNTRAINED = 1 << 17
 class Room:
     """What there is to give: free bytes and runtime bytes of each device, and what main memory has available.
 
-    `free_bytes` holds None for a device of unknown size, `margin_bytes` what is kept free where nobody has measured what
+    `free_bytes` holds None for a device of unknown size; `margin_bytes` is kept free where nobody has measured what
     the driver takes; `shares` decide how many layers each takes.
     """
 

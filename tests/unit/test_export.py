@@ -330,6 +330,16 @@ def test_a_real_shell_reads_the_command_alike(name: str, tmp_path: Path) -> None
     assert json.loads(done.stdout) == words_of(text)[1:]
 
 
+def test_experts_that_stay_in_main_memory_are_said() -> None:
+    assert "--n-cpu-moe 12" in render_command(SERVER_SETTINGS.replace(n_cpu_moe=12), Path("moe.gguf"))
+    assert "--n-cpu-moe" not in render_command(SERVER_SETTINGS, Path("moe.gguf"))
+
+
+def test_llama_cannot_keep_experts_in_main_memory() -> None:
+    with pytest.raises(ExportError, match="n_cpu_moe=12"):
+        llama_kwargs(SETTINGS.replace(n_cpu_moe=12))
+
+
 # --- profiles ------------------------------------------------------------------------------------------------------
 
 

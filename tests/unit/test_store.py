@@ -368,3 +368,9 @@ def test_a_place_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatc
     FactFile(path).put("key", 2)
     assert FactFile(path).get("key") == 1
     assert sorted(one.name for one in tmp_path.iterdir() if one.is_file()) == ["facts.json", "file"]
+
+
+def test_settings_keep_the_names_they_have_in_older_journals() -> None:
+    """Fields that came later do not rename settings that do without them."""
+    assert Settings(n_gpu_layers=5).settings_id == "cfc664a52f33"
+    assert Settings(n_gpu_layers=5, n_cpu_moe=1).settings_id != "cfc664a52f33"
