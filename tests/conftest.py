@@ -14,8 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from command_line import InProcess
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # no test asserts a time
+hypothesis.settings.load_profile("any machine")
 
 ROOT = Path(__file__).parent.parent
 MIB = 1 << 20

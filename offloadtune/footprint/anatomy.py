@@ -120,7 +120,7 @@ class Anatomy:
         return bool(self.state_bytes.any())
 
 
-class _ById:
+class ById:
     """Makes a record usable as a cache key without hashing its thousand tensors."""
 
     def __init__(self, facts: GgufFacts) -> None:
@@ -130,12 +130,12 @@ class _ById:
         return id(self.facts)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other.facts is self.facts
+        return isinstance(other, ById) and other.facts is self.facts
 
 
 def anatomy_of(facts: GgufFacts) -> Anatomy:
     """The anatomy of a file, kept for the next question about the same record."""
-    return _anatomy_of(_ById(facts))
+    return _anatomy_of(ById(facts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class Backend:
 
 def places_of(anatomy: Anatomy, backend: Backend) -> Places:
     """Bytes by place as `backend` stores them, without what it refuses."""
-    return _places_of(_ById(anatomy.facts), backend)
+    return _places_of(ById(anatomy.facts), backend)
 
 
 def stored_bytes(tensor: TensorFacts, backend: Backend) -> int:
@@ -171,7 +171,7 @@ def stored_bytes(tensor: TensorFacts, backend: Backend) -> int:
 
 
 @lru_cache(maxsize=8)
-def _anatomy_of(key: _ById) -> Anatomy:
+def _anatomy_of(key: ById) -> Anatomy:
     facts = key.facts
     values = {name.removeprefix(f"{facts.arch}."): value for name, value in facts.key_values}
     n_trunk = facts.n_layer - facts.n_layer_nextn
@@ -208,7 +208,7 @@ def _anatomy_of(key: _ById) -> Anatomy:
 
 
 @lru_cache(maxsize=32)
-def _places_of(key: _ById, backend: Backend) -> Places:
+def _places_of(key: ById, backend: Backend) -> Places:
     facts = key.facts
     n_trunk = facts.n_layer - facts.n_layer_nextn
     dense, experts, largest, largest_expert = (np.zeros(facts.n_layer + 1, dtype=np.int64) for _ in range(4))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import numpy as np
 
-from offloadtune.footprint.anatomy import Anatomy, Backend, Ints, anatomy_of
+from offloadtune.footprint.anatomy import Anatomy, Backend, ById, Ints, anatomy_of
 from offloadtune.footprint.compute import Terms, device_compute, host_compute, output_buffer
 from offloadtune.footprint.grid import HOST, Grid
 from offloadtune.footprint.weights import cache_of_blocks, device_weights, host_weights, slices_of
@@ -102,7 +103,12 @@ def reckon(
 
 def estimate_footprint(facts: GgufFacts, settings: Settings) -> Footprint:
     """What `settings` put on the offload devices; all zero when nothing is offloaded."""
-    return estimate_footprints(facts, (settings,))[0]
+    return _estimated(ById(facts), settings)
+
+
+@lru_cache(maxsize=4096)  # a search asks the same again and again
+def _estimated(key: ById, settings: Settings) -> Footprint:
+    return estimate_footprints(key.facts, (settings,))[0]
 
 
 def estimate_footprints(facts: GgufFacts, settings: Sequence[Settings]) -> list[Footprint]:
