@@ -205,13 +205,13 @@ def quantised(
 ) -> tuple[str, ...]:
     """The ggml type of each of `tensors`, which are in the order of `tensors_of`.
 
-    Without `has_imatrix` an importance matrix is taken to be at hand only where the quantisation cannot do without.
+    Without `has_imatrix` an importance matrix is taken to be at hand where published files mostly have one.
     `as_published` follows earlier rules for models whose files were published under them, else today's hold for all.
     """
     listed = tuple(tensors)
     roles = [_ruling_role(name, shape, as_published=as_published) for name, _ in listed]
     n_values = sum(role in _HOLD_VALUES for role in roles)
-    imatrix = quant.needs_imatrix if has_imatrix is None else has_imatrix
+    imatrix = quant.is_imatrix_usual if has_imatrix is None else has_imatrix
     n_head_kv = shape.n_head_kv_per_layer[0]
     n_gqa = (shape.n_head or 0) // n_head_kv if n_head_kv else 0
     seen: Counter[str] = Counter()

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from dataclasses import dataclass
 
 from offloadtune.catalogue.names import folded, unknown
-from offloadtune.errors import UnknownNameError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quant:
     """A mixture of tensor types: `file_type` is `general.file_type`, `type_name` the ggml type it starts from.
 
-    Some mixtures cannot be made without an importance matrix.
+    Some mixtures cannot be made without an importance matrix (`needs_imatrix`), others seldom are (`is_imatrix_usual`).
+    `stands_for` is another maker's mixture that follows no published rule, "" for none: this one comes nearest to it.
     """
 
     name: str
     file_type: int
     type_name: str
     needs_imatrix: bool = False
+    is_imatrix_usual: bool = False
+    stands_for: str = ""
 
 
 _ROWS = (
@@ -55,6 +59,7 @@ _ROWS = (
     ("MXFP4_MOE", 38, "MXFP4"),
 )
 _NEED_IMATRIX = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS", "IQ3_XS", "Q2_K_S"}
+_IMATRIX_USUAL = _NEED_IMATRIX | {"IQ3_S", "IQ3_M", "IQ4_NL", "IQ4_XS"}
 _SHORT_NAMES = {
     "Q3_K": "Q3_K_M",
     "Q4_K": "Q4_K_M",
@@ -63,29 +68,34 @@ _SHORT_NAMES = {
     "FP16": "F16",
     "FP32": "F32",
 }
-_DYNAMIC = "ud"
+_OTHER_MAKERS = re.compile(r"(?:ud)?(.+?)(?:xl|l)?")  # Unsloth's dynamic ones, and those with larger embeddings
+_IN_BRACKETS = re.compile(r"\(.*?\)")
 
 QUANTS = {
-    name: Quant(name=name, file_type=file_type, type_name=type_name, needs_imatrix=name in _NEED_IMATRIX)
+    name: Quant(
+        name=name,
+        file_type=file_type,
+        type_name=type_name,
+        needs_imatrix=name in _NEED_IMATRIX,
+        is_imatrix_usual=name in _IMATRIX_USUAL,
+    )
     for name, file_type, type_name in _ROWS
 }
 
 
 def find_quant(name: str) -> Quant:
-    """The quantisation called `name`, case, "-" and "_" aside; "Q4_K" is Q4_K_M, as llama-quantize has it.
+    """The quantisation called `name`, case, "-", "_" and brackets aside; "Q4_K" is Q4_K_M, as llama-quantize has it.
 
-    Raises UnknownNameError with the nearest names.
+    Unsloth's dynamic ones ("UD-Q4_K_XL") and those with larger embeddings ("Q4_K_L") follow no published rule: what is
+    found says for which it stands. Raises UnknownNameError with the nearest names.
     """
-    fold = folded(name)
+    fold = folded(_IN_BRACKETS.sub("", name))
     known = {folded(quant): quant for quant in QUANTS} | {folded(short): full for short, full in _SHORT_NAMES.items()}
     if fold in known:
         return QUANTS[known[fold]]
-    if fold.startswith(_DYNAMIC):
-        raise _dynamic(name, fold.removeprefix(_DYNAMIC).removesuffix("xl").removesuffix("l"), known)
-    raise unknown(name, known, "quantisation")
-
-
-def _dynamic(name: str, fold: str, known: dict[str, str]) -> UnknownNameError:
-    plain = next((known[near] for near in (fold, f"{fold}m", f"{fold}s", f"{fold[:2]}0") if near in known), "Q4_K_M")
-    sentence = f"{name} is one of Unsloth's dynamic quantisations, whose choice of types follows no published rule."
-    return UnknownNameError(sentence, hint=f"Name the .gguf file itself, or the plain {plain}, which comes nearest.")
+    match = _OTHER_MAKERS.fullmatch(fold)
+    stem = match[1] if match else fold
+    near = next((known[one] for one in (stem, f"{stem}m", f"{stem}s", f"{stem[:2]}0") if one in known), None)
+    if near is None or stem == fold:
+        raise unknown(name, known, "quantisation")
+    return dataclasses.replace(QUANTS[near], stands_for=name)

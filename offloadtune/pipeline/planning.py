@@ -27,7 +27,7 @@ from offloadtune.footprint import (
 from offloadtune.gguf import read_gguf
 from offloadtune.pipeline.foretelling import Foretold, Parts
 from offloadtune.pipeline.rooms import Place, named_place
-from offloadtune.pipeline.shapes import facts_of_shape
+from offloadtune.pipeline.shapes import facts_of_shape, weights_basis
 from offloadtune.plans import (
     DevicePlan,
     HostPlan,
@@ -53,12 +53,13 @@ Ask = Callable[[GgufFacts, Settings, Place], Foretold]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is planned, with the file's facts at hand."""
+    """What is planned, with the file's facts at hand and what is to be said of them."""
 
     facts: GgufFacts
     settings: Settings
     target: Target
     place: Place
+    warnings: tuple[str, ...] = ()
 
     def with_layers(self, n_gpu_layers: int) -> Question:
         return dataclasses.replace(self, settings=self.settings.replace(n_gpu_layers=n_gpu_layers))
@@ -153,7 +154,9 @@ def _foretold(question: Question, foretold: Foretold) -> MemoryPlan:
 
 
 def _question(request: PlanRequest, facts: GgufFacts, place: Place) -> Question:
-    question = Question(facts=facts, settings=settings_for(request, facts), target=request.target, place=place)
+    settings = settings_for(request, facts)
+    said = () if request.quant is None or request.shape is None else (weights_basis(request.quant),)
+    question = Question(facts=facts, settings=settings, target=request.target, place=place, warnings=said)
     return question if place.room.names else question.with_layers(0)
 
 
@@ -189,7 +192,7 @@ def _plan(question: Question, parts: Parts, tier: Tier) -> MemoryPlan:
         host=host,
         fits=False if why_not else (True if is_known else None),
         refusals=tuple(why_not),
-        warnings=(*warnings(facts, settings), *question.place.warnings, *_host_warnings(host)),
+        warnings=(*warnings(facts, settings), *question.warnings, *question.place.warnings, *_host_warnings(host)),
     )
 
 

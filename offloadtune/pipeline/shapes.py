@@ -12,7 +12,7 @@ def facts_of_shape(name: str, quant: str, *, has_imatrix: bool | None = None) ->
     """What `read_gguf` would say of the model `name` in the quantisation `quant`, which nobody downloaded.
 
     `path` is a file name that need not exist, `gguf_id` starts with "catalogue:". `has_imatrix` says whether the
-    quantisation used an importance matrix; left out, only where it cannot do without. Raises UnknownNameError.
+    quantisation used an importance matrix; left out, as published files mostly do. Raises UnknownNameError.
     """
     header = catalogue.described(name, quant, has_imatrix=has_imatrix)
     return gguf.facts_of_parts(
@@ -22,3 +22,11 @@ def facts_of_shape(name: str, quant: str, *, has_imatrix: bool | None = None) ->
         array_lengths=header.array_lengths,
         tensors=header.tensors,
     )
+
+
+def weights_basis(quant: str) -> str:
+    """Whose mixture of types the weights of a shape are reckoned with."""
+    found = catalogue.find_quant(quant)
+    if not found.stands_for:
+        return f"The weights are those of llama-quantize's {found.name}; a maker's own mixture may differ."
+    return f"{found.stands_for} follows no published rule: its weights, reckoned as {found.name}, may be far off."

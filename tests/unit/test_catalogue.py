@@ -133,11 +133,24 @@ def test_an_unknown_name_offers_the_nearest() -> None:
         catalogue.find_card("")
 
 
-@pytest.mark.parametrize(("name", "plain"), [("UD-Q4_K_XL", "Q4_K_M"), ("UD-IQ2_M", "IQ2_M"), ("ud-q8_k_xl", "Q8_0")])
-def test_a_mixture_without_published_rules_is_refused_with_the_nearest_that_has(name: str, plain: str) -> None:
-    with pytest.raises(UnknownNameError, match="no published rule") as caught:
-        catalogue.find_quant(name)
-    assert f"plain {plain}," in caught.value.hint
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("UD-Q4_K_XL", "Q4_K_M"),
+        ("UD-IQ2_M", "IQ2_M"),
+        ("ud-q8_k_xl", "Q8_0"),
+        ("Q4_K_L", "Q4_K_M"),
+        ("UD-Q4_K_M", "Q4_K_M"),
+    ],
+)
+def test_a_mixture_without_published_rules_says_that_another_stands_for_it(name: str, plain: str) -> None:
+    found = catalogue.find_quant(name)
+    assert (found.name, found.stands_for) == (plain, name)
+
+
+@pytest.mark.parametrize("name", ["Q4_0 (QAT)", "q4_k_m", "Q3_K_L", "IQ4-NL", "MXFP4"])
+def test_a_published_mixture_stands_for_itself(name: str) -> None:
+    assert catalogue.find_quant(name).stands_for == ""
 
 
 def test_a_mixture_for_experts_needs_experts() -> None:
@@ -228,7 +241,7 @@ def test_hybrids_say_what_their_cache_depends_on() -> None:
 
 # --- weights against published logs ---------------------------------------------------------------------------------
 
-IMATRIX = {"glm-4-32b-0414", "qwen3-32b Q4_0", "gemma-3-27b Q4_0"}
+IMATRIX = {"qwen3-32b Q4_0", "gemma-3-27b Q4_0"}
 """Files whose makers had an importance matrix, as their ffn_down tensors show."""
 
 OTHER_MIXTURES = {
