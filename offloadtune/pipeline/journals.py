@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from offloadtune.errors import StoreError
 from offloadtune.recalls import UnreadableJournal
 from offloadtune.records import Outcome, Settings, TrialResult, Visit
 
+_ASIDE = re.compile(r"\.\d{8}T\d{6}\.jsonl\Z")
 _OF_THE_MOMENT = {Outcome.OUT_OF_MEMORY_HOST, Outcome.TIMED_OUT, Outcome.CANCELLED}
 """What ended a later visit but does not speak against settings that ran before: the rounds to come tell."""
 
@@ -31,8 +33,8 @@ class StoredSweep:
 
     @property
     def was_put_aside(self) -> bool:
-        """Whether the same command began anew since, and so does not go on from here."""
-        return not self.path.stem.endswith(f"-{self.header.sweep_key}")
+        """Whether the same command began anew since, and so does not go on from here; its name says when."""
+        return _ASIDE.search(self.path.name) is not None
 
     @property
     def is_cut_short(self) -> bool:
