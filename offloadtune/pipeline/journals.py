@@ -33,8 +33,13 @@ class StoredSweep:
 
     @property
     def was_put_aside(self) -> bool:
-        """Whether the same command began anew since, and so does not go on from here; its name says when."""
+        """Whether the same command measured anew since; the name says when."""
         return _ASIDE.search(self.path.name) is not None
+
+    @property
+    def is_gone_on_with(self) -> bool:
+        """Whether the same command would go on from here: not after it was put aside, nor under a newer ruler."""
+        return self.path.stem.endswith(f"-{self.header.sweep_key}")
 
     @property
     def is_cut_short(self) -> bool:

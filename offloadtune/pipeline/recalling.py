@@ -148,7 +148,7 @@ def _notes(stored: StoredSweep, space: search.Space) -> Iterator[str]:
     if stored.is_under_way:
         yield "That sweep is being measured now: its answer may still change."
     elif not stored.content.is_ended:
-        go_on = "" if stored.was_put_aside else "; the same command goes on from there"
+        go_on = "; the same command goes on from there" if stored.is_gone_on_with else ""
         yield f"That sweep was killed before its end{go_on}."
 
 
