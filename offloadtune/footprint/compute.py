@@ -1,18 +1,19 @@
 """Compute buffers: what the graph allocator reserves for one full ubatch. Rules of thumb, exact once identified.
 
-The allocator's peak is that of the most expensive phase. For u tokens in a ubatch, o outputs, n cells, 4 bytes a value:
+The allocator's peak is that of the dearest phase. For u tokens in a ubatch, o outputs, n cells, 4 bytes a value:
 
     output     o (n_vocab + n_embd)                                               where the output layer is
     block      u (3 n_ff + 2 n_embd + masks + indices)                            one block's feed-forward network
     attention  u (n n_head + 2 n_head n_embd_head + 2 n_embd + masks + indices)   with flash attention off
 
-A mask is n values of 2 bytes with flash attention, 4 without, one for each cache (two where blocks slide). A mixture
-of experts is wider: see `_n_wide`. On top of the block phase come copies: of one block's quantised cache as f16
-(CUDA's flash attention), and of the largest weight that lies on the host, where the device works for the host
-(op_offload, from 32 tokens on).
+A mask is n values of 2 bytes with flash attention, 4 without, one for each cache (two where blocks slide). `_Widths`
+says how architectures differ from that. On top of attention come copies of one block's quantised cache as f16 (CUDA's
+flash attention); on top of the blocks that a device works on for the host (op_offload, from 32 tokens on) the largest
+of their weights; and with several devices that hold everything, three more copies of each input (pipelining).
 
-The rules were found with llama-cpp-python 0.3.36 by asking the engine for its reservations, and hold to some per
-cent: which freed block the allocator reuses depends on the graph. `identify` makes them exact for a placement.
+BAND
+
+Which freed block the allocator reuses depends on the graph. `identify` makes the rules exact for a placement.
 """
 
 from __future__ import annotations
@@ -42,6 +43,82 @@ class Terms:
     output_bytes_per_output: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Widths:
+    """Values a token has at the widest points of a block, beside masks and indices, as the engine was seen to reserve.
+
+    `block` is for the feed-forward network of a block, `first` more where the first block is, `inner` more where it is
+    not; `attention` and `attention_inner` likewise; `rotated` more where the cache is quantised. With `does_all`, the
+    last block works on all tokens and not only on those that become outputs. `n_positions` are indices of a token.
+    """
+
+    block: int
+    first: int
+    inner: int
+    attention: int
+    attention_inner: int
+    rotated: int
+    does_all: bool
+    n_positions: int
+
+
+_DO_ALL = {
+    "bailingmoe3",
+    "cohere2moe",
+    "gemma4",
+    "gpt-oss",
+    "hy_v3",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+    "step35",
+}
+"""Architectures whose graph picks the outputs after the last norm (src/models, `embeddings_nextn_masked`)."""
+_FUSED = {"phi3"}
+"""Architectures with Q, K and V in one tensor, gate and up in another."""
+N_COPIES = 4
+"""Copies of each input with pipelining (GGML_SCHED_MAX_COPIES)."""
+
+
+def _widths(anatomy: Anatomy) -> _Widths:
+    facts, arch = anatomy.facts, anatomy.facts.arch
+    keys = {name.removeprefix(f"{arch}.") for name, _ in facts.key_values}
+    n_embd, n_used, n_ff = facts.n_embd, facts.n_expert_used, anatomy.n_ff_expert
+    of_k, of_v = (anatomy.n_head * int(heads.max(initial=0)) for heads in (anatomy.head_k, anatomy.head_v))
+    of_heads, result = max(of_k, of_v), max(n_embd, of_v)
+    dense = 3 * int(anatomy.n_ff.max(initial=0)) + 2 * n_embd
+    block, first, inner, attention_inner = dense, result, 0, 0
+    if n_used:  # outputs of the experts go where gate and up were, if they fit
+        experts = n_used * (3 * n_ff + (n_embd if n_embd > 2 * n_ff else 0)) + 2 * n_embd
+        experts += n_embd if anatomy.is_hybrid else result
+        block, first = experts, max(dense + result - experts, 0) if anatomy.has_dense_blocks else 0
+        if result > n_embd and not anatomy.is_hybrid and arch != "gemma4":
+            inner, attention_inner = of_v, 2 * of_v
+    elif anatomy.is_hybrid or arch in _FUSED:
+        first = 0
+    elif arch == "gemma4":
+        block, first = dense + result, 0
+    attention = 2 * (n_embd + of_heads)
+    if anatomy.is_hybrid:  # the query comes with a gate
+        attention += of_heads
+    elif "attention.kv_lora_rank" in keys:
+        attention += 2 * of_heads
+    elif arch in _FUSED:
+        attention -= 2 * n_embd
+    return _Widths(
+        block=block,
+        first=first,
+        inner=inner,
+        attention=attention,
+        attention_inner=attention_inner,
+        rotated=2 * of_heads if anatomy.is_hybrid else 0,
+        does_all=arch in _DO_ALL,
+        n_positions=4 if "rope.dimension_sections" in keys else 1,
+    )
+
+
 def device_compute(
     anatomy: Anatomy,
     grid: Grid,
@@ -50,31 +127,56 @@ def device_compute(
     terms: Sequence[Terms | None] | None = None,
 ) -> Ints:
     """Bytes of compute buffer on each device, shape (n_devices, n_settings); 0 where nothing is offloaded to it."""
+    pipelined = _is_pipelined(grid, slices, backends)
+    lent = _is_lent(anatomy, grid, slices, backends)
     rows = []
     for i, (begin, end, backend) in enumerate(zip(slices.begin, slices.end, backends, strict=True)):
         known = (terms[i] if terms else None) or Terms()
         here = _Here.of(anatomy, grid, begin, end)
-        layers = _layers(here, known)
-        if backend.copies_quantised_kv:
-            layers = layers + np.where(grid.flash & here.has_blocks, _f16_copies(anatomy, grid), 0)
-        if backend.offloads_ops and i == 0:  # the scheduler lends the first device that can
-            weight = largest_host_weight(anatomy, grid, slices)
-            lent = grid.op_offload & (grid.n_ubatch >= N_TOKENS_OFFLOADED) & (end > begin) & (weight > 0)
+        layers = _layers(here, known, copies_kv=backend.copies_quantised_kv)
+        if i == 0 and backend.offloads_ops:  # the scheduler lends the first device that can
             on_host = _Here.of(anatomy, grid, np.zeros_like(begin), np.maximum(slices.first, grid.n_cpu_moe))
+            weight = largest_host_weight(anatomy, grid, slices)
             layers = np.where(lent, np.maximum(layers, _layers(on_host, known) + weight), layers)
-        rows.append(np.maximum(layers, _output(here, known)))
+        more = (N_COPIES - 1) * here.inputs + 4 * N_COPIES * grid.n_ubatch * anatomy.facts.n_embd
+        rows.append(np.maximum(layers, _output(here, known)) + np.where(pipelined, more, 0))
     return np.asarray(np.stack(rows), dtype=np.int64)
 
 
-def host_compute(anatomy: Anatomy, grid: Grid, slices: Slices) -> Ints:
-    """Bytes of compute buffer in main memory, shape (n_settings,): the graph's inputs, and what runs there."""
-    everything = _Here.of(anatomy, grid, np.zeros_like(slices.first), np.full_like(slices.first, anatomy.n_layer))
-    inputs = grid.n_ubatch * (8 * anatomy.facts.n_embd + 4) + everything.inputs
-    here = _Here.of(anatomy, grid, np.zeros_like(slices.first), slices.first + (slices.first > anatomy.n_layer))
-    layers = _layers(here, Terms())
-    beside = grid.n_ubatch * (4 * anatomy.facts.n_embd + 4) + everything.inputs - here.inputs
-    layers = np.where(layers > 0, layers + beside, 0)
-    return np.asarray(np.maximum(np.maximum(inputs, layers), _output(here, Terms())), dtype=np.int64)
+def host_compute(anatomy: Anatomy, grid: Grid, slices: Slices, backends: Sequence[Backend] = ()) -> Ints:
+    """Bytes of compute buffer in main memory, shape (n_settings,): the graph's inputs, and what runs there.
+
+    A device that works for the host leaves it the attention over its caches.
+    """
+    zero, token = np.zeros_like(slices.first), 4 * grid.n_ubatch * anatomy.facts.n_embd
+    everything = _Here.of(anatomy, grid, zero, np.full_like(zero, anatomy.n_layer))
+    beside = 4 * grid.n_ubatch + everything.inputs
+    here = _Here.of(anatomy, grid, zero, slices.first + (slices.first > anatomy.n_layer))
+    lent = _is_lent(anatomy, grid, slices, backends)
+    layers = np.where(here.has_blocks, _layers(here, Terms()) - here.inputs, 0)
+    left = np.where(here.attends, _scores(here) + token + 4 * grid.n_ubatch * _n_of_heads(anatomy), token)
+    experts = np.where(grid.n_cpu_moe > slices.first, 4 * grid.n_ubatch * _widths(anatomy).block, 0)
+    layers = np.where(lent, left, np.maximum(layers, experts - token))
+    output = _output(here, Terms()) + here.has_output * (token + 4 * grid.n_outputs)
+    inputs = beside + token + np.where(_is_pipelined(grid, slices, backends), (N_COPIES - 1) * everything.inputs, 0)
+    return np.asarray(np.maximum(inputs + np.maximum(layers, token), output), dtype=np.int64)
+
+
+def _is_pipelined(grid: Grid, slices: Slices, backends: Sequence[Backend]) -> Bools:
+    """Whether several devices take turns at parts of a batch (llama-context.cpp, `pipeline_parallel`).
+
+    Backends that work for the host are those with events, too: CUDA and Vulkan.
+    """
+    able = len(backends) > 1 and all(backend.offloads_ops for backend in backends)
+    return np.asarray(able & (grid.n_gpu_layers > slices.n_layer) & grid.offload_kqv & (grid.n_cpu_moe == 0))
+
+
+def _is_lent(anatomy: Anatomy, grid: Grid, slices: Slices, backends: Sequence[Backend]) -> Bools:
+    """Whether the first device works for matrices that lie on the host."""
+    able = bool(backends) and backends[0].offloads_ops
+    is_used = slices.end[0] > slices.begin[0]
+    weight = largest_host_weight(anatomy, grid, slices)
+    return np.asarray(able & grid.op_offload & (grid.n_ubatch >= N_TOKENS_OFFLOADED) & is_used & (weight > 0))
 
 
 def output_buffer(anatomy: Anatomy, grid: Grid) -> Ints:
@@ -107,21 +209,26 @@ class _Here:
     has_inner: Bools
     has_first: Bools
     has_output: Bools
+    attends: Bools
     inputs: Ints
     n_scored: Ints
 
     @classmethod
     def of(cls, anatomy: Anatomy, grid: Grid, begin: Ints, end: Ints) -> _Here:
         n_trunk = anatomy.n_trunk
-        in_trunk = np.arange(anatomy.n_layer) < n_trunk
+        attending = (np.arange(anatomy.n_layer) < n_trunk) & ((anatomy.state_bytes == 0) | (anatomy.n_values_k > 0))
         inputs, n_scored = np.zeros_like(begin), np.zeros_like(begin)
         for is_window in (False, True):
-            of_kind = in_trunk & (anatomy.is_swa == is_window)
+            of_kind = attending & (anatomy.is_swa == is_window)
+            if not of_kind.any():
+                continue
             is_here = between(of_kind.astype(np.int64), begin, end) > 0
             cells = cells_of(anatomy, grid, is_window=is_window)
             inputs = inputs + np.where(is_here, _inputs_of_cache(anatomy, grid, cells, of_kind), 0)
             n_scored = np.maximum(n_scored, np.where(is_here, cells, 0))
         has_blocks = np.minimum(end, n_trunk) > begin
+        has_last = has_blocks & (end >= n_trunk)
+        inputs = inputs + np.where(has_blocks, 4 * _widths(anatomy).n_positions * grid.n_ubatch, 0)
         return cls(
             anatomy=anatomy,
             grid=grid,
@@ -129,31 +236,51 @@ class _Here:
             has_inner=np.minimum(end, n_trunk - 1) > begin,
             has_first=has_blocks & (begin == 0),
             has_output=(begin <= anatomy.n_layer) & (end > anatomy.n_layer),
-            inputs=inputs + np.where(has_blocks, 4 * grid.n_ubatch, 0),
+            attends=n_scored > 0,
+            inputs=inputs + np.where(has_last, -(-4 * grid.n_outputs // _ALIGNMENT) * _ALIGNMENT, 0),
             n_scored=n_scored,
         )
 
 
-def _layers(here: _Here, known: Terms) -> Ints:
+_ALIGNMENT = 32
+
+
+def _layers(here: _Here, known: Terms, *, copies_kv: bool = False) -> Ints:
     """Bytes of the dearest of the blocks' phases, all blocks being as wide as the widest; 0 without a block."""
-    anatomy, grid, n_embd = here.anatomy, here.grid, here.anatomy.facts.n_embd
-    n_tokens = np.where(here.has_inner, grid.n_ubatch, grid.n_outputs)
-    block = 4 * (n_tokens * _n_wide(anatomy) + grid.n_ubatch * n_embd * (2 + here.has_first))
+    anatomy, grid, width = here.anatomy, here.grid, _widths(here.anatomy)
+    n_embd = anatomy.facts.n_embd
+    n_tokens = grid.n_ubatch if width.does_all else np.where(here.has_inner, grid.n_ubatch, grid.n_outputs)
+    beyond = np.where(here.has_first, width.first, width.inner * here.has_inner)
+    block = 4 * (n_tokens * (width.block - 2 * n_embd) + grid.n_ubatch * (2 * n_embd + beyond))
     if known.block_bytes_per_token is not None:
         block = np.asarray(n_tokens * known.block_bytes_per_token)
-    of_heads = anatomy.n_head * int(max(anatomy.head_k.max(initial=0), anatomy.head_v.max(initial=0)))
-    attention = grid.n_ubatch * 8 * (n_embd + of_heads)
+    is_quantised = np.minimum(grid.k32, grid.v32) < BYTES_OF_32["f16"]
+    beyond = np.where(here.has_first, 0, width.attention_inner) + np.where(is_quantised, width.rotated, 0)
+    attention = 4 * grid.n_ubatch * (width.attention + beyond)
     if known.attention_bytes_per_token is not None:
         attention = np.asarray(grid.n_ubatch * known.attention_bytes_per_token)
-    scores = np.where(grid.flash, 0, 4 * grid.n_ubatch * here.n_scored * anatomy.n_head)
-    phases = np.maximum(block, attention + scores) + here.inputs
-    return np.where(here.has_blocks, phases, 0).astype(np.int64)
+    if copies_kv:
+        attention = attention + np.where(grid.flash & here.attends, _f16_copies(anatomy, grid), 0)
+    attention = np.where(here.attends, attention + _scores(here), 0)
+    return np.where(here.has_blocks, np.maximum(block, attention) + here.inputs, 0).astype(np.int64)
+
+
+def _scores(here: _Here) -> Ints:
+    """Bytes of the scores of all heads, which flash attention does without."""
+    n_bytes = 4 * here.grid.n_ubatch * here.n_scored * here.anatomy.n_head
+    return np.asarray(np.where(here.grid.flash, 0, n_bytes))
+
+
+def _n_of_heads(anatomy: Anatomy) -> int:
+    """Values of a token over all heads."""
+    return anatomy.n_head * int(max(anatomy.head_k.max(initial=0), anatomy.head_v.max(initial=0)))
 
 
 def _output(here: _Here, known: Terms) -> Ints:
-    facts, a_row = here.anatomy.facts, known.output_bytes_per_output
+    facts, a_row, grid = here.anatomy.facts, known.output_bytes_per_output, here.grid
     a_row = 4 * (facts.n_vocab + facts.n_embd) if a_row is None else a_row
-    return np.where(here.has_output, here.grid.n_outputs * a_row, 0).astype(np.int64)
+    normed = 4 * grid.n_ubatch * facts.n_embd if _widths(here.anatomy).does_all else 0
+    return np.where(here.has_output, grid.n_outputs * a_row + normed, 0).astype(np.int64)
 
 
 def _inputs_of_cache(anatomy: Anatomy, grid: Grid, cells: Ints, of_kind: Bools) -> Ints:
@@ -186,16 +313,3 @@ def _f16_copies(anatomy: Anatomy, grid: Grid) -> Ints:
         copied = 2 * grid.n_cells * grid.n_streams * values.max(initial=0)
         n_bytes = n_bytes + np.where(of_32 < BYTES_OF_32["f16"], copied, 0)
     return n_bytes
-
-
-def _n_wide(anatomy: Anatomy) -> int:
-    """Values a token has at the widest point of a feed-forward network, its own input and output apart.
-
-    Dense: gate, up and their product. Experts: the same of each expert used, or their outputs twice and one product.
-    """
-    n_embd, n_used, n_ff = anatomy.facts.n_embd, anatomy.facts.n_expert_used, anatomy.n_ff_expert
-    dense = 3 * int(anatomy.n_ff.max(initial=0))
-    if not n_used:
-        return dense
-    experts = n_used * max(3 * n_ff, 2 * n_embd + n_ff) + n_embd
-    return max(experts, dense if anatomy.has_dense_blocks else 0)
