@@ -47,17 +47,23 @@ class Terms:
 class _Widths:
     """Values a token has at the widest points of a block, beside masks and indices, as the engine was seen to reserve.
 
-    `block` is for the feed-forward network of a block, `first` more where the first block is, `inner` more where it is
-    not; `attention` and `attention_inner` likewise; `rotated` more where the cache is quantised. With `does_all`, the
-    last block works on all tokens and not only on those that become outputs. `n_positions` are indices of a token.
+    `block` is for the feed-forward network of a block, of which `experts` are those of the experts alone; `first` is
+    more where the first block is, `first_rotated` with a quantised cache, `inner` more where at least two others are;
+    `attention` and `attention_inner` likewise, `rotated` more with a quantised cache; `normed` is more where the
+    outputs are, `reordered` on devices that reorder the graph (by published logs alone: CUDA, Vulkan). With `does_all`, the last block works on all tokens and not only on those that become outputs.
+    `n_positions` are indices of a token.
     """
 
     block: int
+    experts: int
     first: int
+    first_rotated: int
     inner: int
     attention: int
     attention_inner: int
     rotated: int
+    normed: int
+    reordered: int
     does_all: bool
     n_positions: int
 
@@ -78,27 +84,26 @@ _DO_ALL = {
 """Architectures whose graph picks the outputs after the last norm (src/models, `embeddings_nextn_masked`)."""
 _FUSED = {"phi3"}
 """Architectures with Q, K and V in one tensor, gate and up in another."""
+_ALWAYS_FIRST = {"command-r", "gemma4"}
+"""Architectures whose every block is as wide as the first of others."""
 N_COPIES = 4
 """Copies of each input with pipelining (GGML_SCHED_MAX_COPIES)."""
 
 
 def _widths(anatomy: Anatomy) -> _Widths:
-    facts, arch = anatomy.facts, anatomy.facts.arch
+    facts, arch, n_embd = anatomy.facts, anatomy.facts.arch, anatomy.facts.n_embd
     keys = {name.removeprefix(f"{arch}.") for name, _ in facts.key_values}
-    n_embd, n_used, n_ff = facts.n_embd, facts.n_expert_used, anatomy.n_ff_expert
-    of_k, of_v = (anatomy.n_head * int(heads.max(initial=0)) for heads in (anatomy.head_k, anatomy.head_v))
-    of_heads, result = max(of_k, of_v), max(n_embd, of_v)
+    of_v, of_heads = anatomy.n_head * int(anatomy.head_v.max(initial=0)), _n_of_heads(anatomy)
+    result = max(n_embd, of_v)
     dense = 3 * int(anatomy.n_ff.max(initial=0)) + 2 * n_embd
-    block, first, inner, attention_inner = dense, result, 0, 0
-    if n_used:  # outputs of the experts go where gate and up were, if they fit
-        experts = n_used * (3 * n_ff + (n_embd if n_embd > 2 * n_ff else 0)) + 2 * n_embd
-        experts += n_embd if anatomy.is_hybrid else result
-        block, first = experts, max(dense + result - experts, 0) if anatomy.has_dense_blocks else 0
+    experts, inner, attention_inner = _of_experts(anatomy), 0, 0
+    block, first = dense, 0 if anatomy.is_hybrid or arch in _FUSED else result
+    if experts:
+        block = experts + 2 * n_embd + (n_embd if anatomy.is_hybrid else result)
+        first = max(dense + result - block, 0) if anatomy.has_dense_blocks else 0
         if result > n_embd and not anatomy.is_hybrid and arch != "gemma4":
             inner, attention_inner = of_v, 2 * of_v
-    elif anatomy.is_hybrid or arch in _FUSED:
-        first = 0
-    elif arch == "gemma4":
+    elif arch in _ALWAYS_FIRST:
         block, first = dense + result, 0
     attention = 2 * (n_embd + of_heads)
     if anatomy.is_hybrid:  # the query comes with a gate
@@ -109,14 +114,24 @@ def _widths(anatomy: Anatomy) -> _Widths:
         attention -= 2 * n_embd
     return _Widths(
         block=block,
+        experts=experts,
         first=first,
+        first_rotated=0 if of_v == n_embd and not experts else first,
         inner=inner,
         attention=attention,
         attention_inner=attention_inner,
         rotated=2 * of_heads if anatomy.is_hybrid else 0,
+        normed=n_embd * (2 if arch in _FUSED else arch in _DO_ALL),
+        reordered=(facts.n_expert_used * n_embd or of_heads) if anatomy.is_hybrid else 0,
         does_all=arch in _DO_ALL,
         n_positions=4 if "rope.dimension_sections" in keys else 1,
     )
+
+
+def _of_experts(anatomy: Anatomy) -> int:
+    """Values of a token in all its experts: gate, up, their product, and the outputs unless they fit in the former."""
+    n_ff, n_embd = anatomy.n_ff_expert, anatomy.facts.n_embd
+    return anatomy.facts.n_expert_used * (3 * n_ff + (n_embd if n_embd > 2 * n_ff else 0))
 
 
 def device_compute(
@@ -133,11 +148,11 @@ def device_compute(
     for i, (begin, end, backend) in enumerate(zip(slices.begin, slices.end, backends, strict=True)):
         known = (terms[i] if terms else None) or Terms()
         here = _Here.of(anatomy, grid, begin, end)
-        layers = _layers(here, known, copies_kv=backend.copies_quantised_kv)
+        layers = _layers(here, known, backend)
         if i == 0 and backend.offloads_ops:  # the scheduler lends the first device that can
             on_host = _Here.of(anatomy, grid, np.zeros_like(begin), np.maximum(slices.first, grid.n_cpu_moe))
             weight = largest_host_weight(anatomy, grid, slices)
-            layers = np.where(lent, np.maximum(layers, _layers(on_host, known) + weight), layers)
+            layers = np.where(lent, np.maximum(layers, _layers(on_host, known, backend) + weight), layers)
         more = (N_COPIES - 1) * here.inputs + 4 * N_COPIES * grid.n_ubatch * anatomy.facts.n_embd
         rows.append(np.maximum(layers, _output(here, known)) + np.where(pipelined, more, 0))
     return np.asarray(np.stack(rows), dtype=np.int64)
@@ -154,9 +169,10 @@ def host_compute(anatomy: Anatomy, grid: Grid, slices: Slices, backends: Sequenc
     here = _Here.of(anatomy, grid, zero, slices.first + (slices.first > anatomy.n_layer))
     lent = _is_lent(anatomy, grid, slices, backends)
     layers = np.where(here.has_blocks, _layers(here, Terms()) - here.inputs, 0)
-    left = np.where(here.attends, _scores(here) + token + 4 * grid.n_ubatch * _n_of_heads(anatomy), token)
-    experts = np.where(grid.n_cpu_moe > slices.first, 4 * grid.n_ubatch * _widths(anatomy).block, 0)
-    layers = np.where(lent, left, np.maximum(layers, experts - token))
+    left = _scores(here) + token + 4 * grid.n_ubatch * _n_of_heads(anatomy)
+    left = np.where(here.attends | anatomy.is_hybrid & here.has_blocks, left, token)
+    experts = token + 4 * grid.n_ubatch * _widths(anatomy).experts - np.minimum(everything.inputs, token)
+    layers = np.where(lent, left, np.maximum(layers, np.where(grid.n_cpu_moe > slices.first, experts, 0)))
     output = _output(here, Terms()) + here.has_output * (token + 4 * grid.n_outputs)
     inputs = beside + token + np.where(_is_pipelined(grid, slices, backends), (N_COPIES - 1) * everything.inputs, 0)
     return np.asarray(np.maximum(inputs + np.maximum(layers, token), output), dtype=np.int64)
@@ -207,6 +223,7 @@ class _Here:
     grid: Grid
     has_blocks: Bools
     has_inner: Bools
+    has_several: Bools
     has_first: Bools
     has_output: Bools
     attends: Bools
@@ -234,6 +251,7 @@ class _Here:
             grid=grid,
             has_blocks=has_blocks,
             has_inner=np.minimum(end, n_trunk - 1) > begin,
+            has_several=np.minimum(end, n_trunk - 2) > begin,
             has_first=has_blocks & (begin == 0),
             has_output=(begin <= anatomy.n_layer) & (end > anatomy.n_layer),
             attends=n_scored > 0,
@@ -245,21 +263,23 @@ class _Here:
 _ALIGNMENT = 32
 
 
-def _layers(here: _Here, known: Terms, *, copies_kv: bool = False) -> Ints:
+def _layers(here: _Here, known: Terms, backend: Backend = HOST) -> Ints:
     """Bytes of the dearest of the blocks' phases, all blocks being as wide as the widest; 0 without a block."""
     anatomy, grid, width = here.anatomy, here.grid, _widths(here.anatomy)
     n_embd = anatomy.facts.n_embd
     n_tokens = grid.n_ubatch if width.does_all else np.where(here.has_inner, grid.n_ubatch, grid.n_outputs)
-    beyond = np.where(here.has_first, width.first, width.inner * here.has_inner)
-    block = 4 * (n_tokens * (width.block - 2 * n_embd) + grid.n_ubatch * (2 * n_embd + beyond))
+    is_quantised = np.minimum(grid.k32, grid.v32) < BYTES_OF_32["f16"]
+    first = np.where(is_quantised, width.first_rotated, width.first)
+    beyond = np.where(here.has_first, first, width.inner * here.has_several)
+    wide = width.block + width.reordered * backend.offloads_ops - 2 * n_embd
+    block = 4 * (n_tokens * wide + grid.n_ubatch * (2 * n_embd + beyond))
     if known.block_bytes_per_token is not None:
         block = np.asarray(n_tokens * known.block_bytes_per_token)
-    is_quantised = np.minimum(grid.k32, grid.v32) < BYTES_OF_32["f16"]
     beyond = np.where(here.has_first, 0, width.attention_inner) + np.where(is_quantised, width.rotated, 0)
     attention = 4 * grid.n_ubatch * (width.attention + beyond)
     if known.attention_bytes_per_token is not None:
         attention = np.asarray(grid.n_ubatch * known.attention_bytes_per_token)
-    if copies_kv:
+    if backend.copies_quantised_kv:
         attention = attention + np.where(grid.flash & here.attends, _f16_copies(anatomy, grid), 0)
     attention = np.where(here.attends, attention + _scores(here), 0)
     return np.where(here.has_blocks, np.maximum(block, attention) + here.inputs, 0).astype(np.int64)
@@ -279,7 +299,7 @@ def _n_of_heads(anatomy: Anatomy) -> int:
 def _output(here: _Here, known: Terms) -> Ints:
     facts, a_row, grid = here.anatomy.facts, known.output_bytes_per_output, here.grid
     a_row = 4 * (facts.n_vocab + facts.n_embd) if a_row is None else a_row
-    normed = 4 * grid.n_ubatch * facts.n_embd if _widths(here.anatomy).does_all else 0
+    normed = 4 * grid.n_ubatch * _widths(here.anatomy).normed
     return np.where(here.has_output, grid.n_outputs * a_row + normed, 0).astype(np.int64)
 
 
