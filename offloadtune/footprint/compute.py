@@ -6,7 +6,7 @@ The allocator's peak is that of the dearest phase. For u tokens in a ubatch, o o
     block      u (3 n_ff + 2 n_embd + masks + indices)                            one block's feed-forward network
     attention  u (n n_head + 2 n_head n_embd_head + 2 n_embd + masks + indices)   with flash attention off
 
-A mask is n values of 2 bytes with flash attention, 4 without, one for each cache (two where blocks slide). `_Widths`
+A mask is n values of 2 bytes with flash attention, 4 without, one for each cache (two where blocks slide). `widths`
 says how architectures differ from that. On top of attention come copies of one block's quantised cache as f16 (CUDA's
 flash attention); on top of the blocks that a device works on for the host (op_offload, from 32 tokens on) the largest
 of their weights; and with several devices that hold everything, three more copies of each input (pipelining).
@@ -26,6 +26,7 @@ import numpy as np
 from offloadtune.footprint.anatomy import Anatomy, Backend, Bools, Ints, places_of
 from offloadtune.footprint.grid import BYTES_OF_32, HOST, Grid
 from offloadtune.footprint.weights import Slices, between, cells_of
+from offloadtune.footprint.widths import n_of_heads, widths_of
 
 N_TOKENS_OFFLOADED = 32
 """From so many tokens on a device is lent to matrices on the host (GGML_OP_OFFLOAD_MIN_BATCH)."""
@@ -43,95 +44,8 @@ class Terms:
     output_bytes_per_output: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Widths:
-    """Values a token has at the widest points of a block, beside masks and indices, as the engine was seen to reserve.
-
-    `block` is for the feed-forward network of a block, of which `experts` are those of the experts alone; `first` is
-    more where the first block is, `first_rotated` with a quantised cache, `inner` more where at least two others are;
-    `attention` and `attention_inner` likewise, `rotated` more with a quantised cache; `normed` is more where the
-    outputs are, `reordered` on devices that reorder the graph (by published logs alone: CUDA, Vulkan). With `does_all`, the last block works on all tokens and not only on those that become outputs.
-    `n_positions` are indices of a token.
-    """
-
-    block: int
-    experts: int
-    first: int
-    first_rotated: int
-    inner: int
-    attention: int
-    attention_inner: int
-    rotated: int
-    normed: int
-    reordered: int
-    does_all: bool
-    n_positions: int
-
-
-_DO_ALL = {
-    "bailingmoe3",
-    "cohere2moe",
-    "gemma4",
-    "gpt-oss",
-    "hy_v3",
-    "nemotron_h",
-    "nemotron_h_moe",
-    "qwen35",
-    "qwen35moe",
-    "qwen3next",
-    "step35",
-}
-"""Architectures whose graph picks the outputs after the last norm (src/models, `embeddings_nextn_masked`)."""
-_FUSED = {"phi3"}
-"""Architectures with Q, K and V in one tensor, gate and up in another."""
-_ALWAYS_FIRST = {"command-r", "gemma4"}
-"""Architectures whose every block is as wide as the first of others."""
 N_COPIES = 4
 """Copies of each input with pipelining (GGML_SCHED_MAX_COPIES)."""
-
-
-def _widths(anatomy: Anatomy) -> _Widths:
-    facts, arch, n_embd = anatomy.facts, anatomy.facts.arch, anatomy.facts.n_embd
-    keys = {name.removeprefix(f"{arch}.") for name, _ in facts.key_values}
-    of_v, of_heads = anatomy.n_head * int(anatomy.head_v.max(initial=0)), _n_of_heads(anatomy)
-    result = max(n_embd, of_v)
-    dense = 3 * int(anatomy.n_ff.max(initial=0)) + 2 * n_embd
-    experts, inner, attention_inner = _of_experts(anatomy), 0, 0
-    block, first = dense, 0 if anatomy.is_hybrid or arch in _FUSED else result
-    if experts:
-        block = experts + 2 * n_embd + (n_embd if anatomy.is_hybrid else result)
-        first = max(dense + result - block, 0) if anatomy.has_dense_blocks else 0
-        if result > n_embd and not anatomy.is_hybrid and arch != "gemma4":
-            inner, attention_inner = of_v, 2 * of_v
-    elif arch in _ALWAYS_FIRST:
-        block, first = dense + result, 0
-    attention = 2 * (n_embd + of_heads)
-    if anatomy.is_hybrid:  # the query comes with a gate
-        attention += of_heads
-    elif "attention.kv_lora_rank" in keys:
-        attention += 2 * of_heads
-    elif arch in _FUSED:
-        attention -= 2 * n_embd
-    return _Widths(
-        block=block,
-        experts=experts,
-        first=first,
-        first_rotated=0 if of_v == n_embd and not experts else first,
-        inner=inner,
-        attention=attention,
-        attention_inner=attention_inner,
-        rotated=2 * of_heads if anatomy.is_hybrid else 0,
-        normed=n_embd * (2 if arch in _FUSED else arch in _DO_ALL),
-        reordered=(facts.n_expert_used * n_embd or of_heads) if anatomy.is_hybrid else 0,
-        does_all=arch in _DO_ALL,
-        n_positions=4 if "rope.dimension_sections" in keys else 1,
-    )
-
-
-def _of_experts(anatomy: Anatomy) -> int:
-    """Values of a token in all its experts: gate, up, their product, and the outputs unless they fit in the former."""
-    n_ff, n_embd = anatomy.n_ff_expert, anatomy.facts.n_embd
-    return anatomy.facts.n_expert_used * (3 * n_ff + (n_embd if n_embd > 2 * n_ff else 0))
 
 
 def device_compute(
@@ -169,9 +83,9 @@ def host_compute(anatomy: Anatomy, grid: Grid, slices: Slices, backends: Sequenc
     here = _Here.of(anatomy, grid, zero, slices.first + (slices.first > anatomy.n_layer))
     lent = _is_lent(anatomy, grid, slices, backends)
     layers = np.where(here.has_blocks, _layers(here, Terms()) - here.inputs, 0)
-    left = _scores(here) + token + 4 * grid.n_ubatch * _n_of_heads(anatomy)
+    left = _scores(here) + token + 4 * grid.n_ubatch * n_of_heads(anatomy)
     left = np.where(here.attends | anatomy.is_hybrid & here.has_blocks, left, token)
-    experts = token + 4 * grid.n_ubatch * _widths(anatomy).experts - np.minimum(everything.inputs, token)
+    experts = token + 4 * grid.n_ubatch * widths_of(anatomy).experts - np.minimum(everything.inputs, token)
     layers = np.where(lent, left, np.maximum(layers, np.where(grid.n_cpu_moe > slices.first, experts, 0)))
     output = _output(here, Terms()) + here.has_output * (token + 4 * grid.n_outputs)
     inputs = beside + token + np.where(_is_pipelined(grid, slices, backends), (N_COPIES - 1) * everything.inputs, 0)
@@ -232,7 +146,7 @@ class _Here:
 
     @classmethod
     def of(cls, anatomy: Anatomy, grid: Grid, begin: Ints, end: Ints) -> _Here:
-        n_trunk = anatomy.n_trunk
+        n_trunk, width = anatomy.n_trunk, widths_of(anatomy)
         attending = (np.arange(anatomy.n_layer) < n_trunk) & ((anatomy.state_bytes == 0) | (anatomy.n_values_k > 0))
         inputs, n_scored = np.zeros_like(begin), np.zeros_like(begin)
         for is_window in (False, True):
@@ -243,15 +157,16 @@ class _Here:
             cells = cells_of(anatomy, grid, is_window=is_window)
             inputs = inputs + np.where(is_here, _inputs_of_cache(anatomy, grid, cells, of_kind), 0)
             n_scored = np.maximum(n_scored, np.where(is_here, cells, 0))
+        n_full = n_trunk if width.does_all else n_trunk - 1
         has_blocks = np.minimum(end, n_trunk) > begin
         has_last = has_blocks & (end >= n_trunk)
-        inputs = inputs + np.where(has_blocks, 4 * _widths(anatomy).n_positions * grid.n_ubatch, 0)
+        inputs = inputs + np.where(has_blocks, 4 * width.n_inputs * grid.n_ubatch, 0)
         return cls(
             anatomy=anatomy,
             grid=grid,
             has_blocks=has_blocks,
-            has_inner=np.minimum(end, n_trunk - 1) > begin,
-            has_several=np.minimum(end, n_trunk - 2) > begin,
+            has_inner=np.minimum(end, n_full) > begin,
+            has_several=np.minimum(end, n_full if width.does_all else n_full - 1) > begin,
             has_first=has_blocks & (begin == 0),
             has_output=(begin <= anatomy.n_layer) & (end > anatomy.n_layer),
             attends=n_scored > 0,
@@ -265,9 +180,9 @@ _ALIGNMENT = 32
 
 def _layers(here: _Here, known: Terms, backend: Backend = HOST) -> Ints:
     """Bytes of the dearest of the blocks' phases, all blocks being as wide as the widest; 0 without a block."""
-    anatomy, grid, width = here.anatomy, here.grid, _widths(here.anatomy)
+    anatomy, grid, width = here.anatomy, here.grid, widths_of(here.anatomy)
     n_embd = anatomy.facts.n_embd
-    n_tokens = grid.n_ubatch if width.does_all else np.where(here.has_inner, grid.n_ubatch, grid.n_outputs)
+    n_tokens = np.where(here.has_inner, grid.n_ubatch, grid.n_outputs)
     is_quantised = np.minimum(grid.k32, grid.v32) < BYTES_OF_32["f16"]
     first = np.where(is_quantised, width.first_rotated, width.first)
     beyond = np.where(here.has_first, first, width.inner * here.has_several)
@@ -291,15 +206,10 @@ def _scores(here: _Here) -> Ints:
     return np.asarray(np.where(here.grid.flash, 0, n_bytes))
 
 
-def _n_of_heads(anatomy: Anatomy) -> int:
-    """Values of a token over all heads."""
-    return anatomy.n_head * int(max(anatomy.head_k.max(initial=0), anatomy.head_v.max(initial=0)))
-
-
 def _output(here: _Here, known: Terms) -> Ints:
     facts, a_row, grid = here.anatomy.facts, known.output_bytes_per_output, here.grid
     a_row = 4 * (facts.n_vocab + facts.n_embd) if a_row is None else a_row
-    normed = 4 * grid.n_ubatch * _widths(here.anatomy).normed
+    normed = 4 * grid.n_ubatch * widths_of(here.anatomy).normed
     return np.where(here.has_output, grid.n_outputs * a_row + normed, 0).astype(np.int64)
 
 
