@@ -138,6 +138,7 @@ class _Here:
     has_blocks: Bools
     has_inner: Bools
     has_several: Bools
+    has_last: Bools
     has_first: Bools
     has_output: Bools
     attends: Bools
@@ -167,6 +168,7 @@ class _Here:
             has_blocks=has_blocks,
             has_inner=np.minimum(end, n_full) > begin,
             has_several=np.minimum(end, n_full if width.does_all else n_full - 1) > begin,
+            has_last=has_last,
             has_first=has_blocks & (begin == 0),
             has_output=(begin <= anatomy.n_layer) & (end > anatomy.n_layer),
             attends=n_scored > 0,
@@ -188,6 +190,9 @@ def _layers(here: _Here, known: Terms, backend: Backend = HOST) -> Ints:
     beyond = np.where(here.has_first, first, width.inner * here.has_several)
     wide = width.block + width.reordered * backend.offloads_ops - 2 * n_embd
     block = 4 * (n_tokens * wide + grid.n_ubatch * (2 * n_embd + beyond))
+    if not (width.does_all or width.experts):  # the outputs' rows are picked out in the last block
+        last = 4 * (grid.n_outputs * (wide + n_embd) + grid.n_ubatch * 2 * n_embd) - _mask_in_use_again(here)
+        block = np.maximum(block, np.where(here.has_last, last, 0))
     if known.block_bytes_per_token is not None:
         block = np.asarray(n_tokens * known.block_bytes_per_token)
     beyond = np.where(here.has_first, 0, width.attention_inner) + np.where(is_quantised, width.rotated, 0)
@@ -200,6 +205,14 @@ def _layers(here: _Here, known: Terms, backend: Backend = HOST) -> Ints:
     return np.where(here.has_blocks, np.maximum(block, attention) + here.inputs, 0).astype(np.int64)
 
 
+def _mask_in_use_again(here: _Here) -> Ints:
+    """Bytes of the mask where the last block's feed-forward network takes its place, all of its outputs being asked."""
+    grid = here.grid
+    of_token = np.where(grid.flash, 2, 4) * grid.n_cells
+    fits = (grid.n_outputs == grid.n_ubatch) & (of_token >= 4 * int(here.anatomy.n_ff.max(initial=0)))
+    return np.asarray(np.where(fits & here.attends, of_token * grid.n_ubatch, 0))
+
+
 def _scores(here: _Here) -> Ints:
     """Bytes of the scores of all heads, which flash attention does without."""
     n_bytes = 4 * here.grid.n_ubatch * here.n_scored * here.anatomy.n_head
@@ -209,8 +222,10 @@ def _scores(here: _Here) -> Ints:
 def _output(here: _Here, known: Terms) -> Ints:
     facts, a_row, grid = here.anatomy.facts, known.output_bytes_per_output, here.grid
     a_row = 4 * (facts.n_vocab + facts.n_embd) if a_row is None else a_row
-    normed = 4 * grid.n_ubatch * widths_of(here.anatomy).normed
-    return np.where(here.has_output, grid.n_outputs * a_row + normed, 0).astype(np.int64)
+    width = widths_of(here.anatomy)
+    normed = 4 * grid.n_ubatch * width.normed
+    alone = np.where(here.has_blocks, 0, 2 * normed) if width.does_all else 0
+    return np.where(here.has_output, np.maximum(grid.n_outputs * a_row + normed, alone), 0).astype(np.int64)
 
 
 def _inputs_of_cache(anatomy: Anatomy, grid: Grid, cells: Ints, of_kind: Bools) -> Ints:
