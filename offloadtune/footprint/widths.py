@@ -7,8 +7,9 @@ on a device. Only `reordered` comes from published logs alone. Widths are of the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
-from offloadtune.footprint.anatomy import Anatomy
+from offloadtune.footprint.anatomy import Anatomy, _ById, anatomy_of
 
 _DO_ALL = {
     "bailingmoe3",
@@ -60,8 +61,13 @@ class Widths:
 
 
 def widths_of(anatomy: Anatomy) -> Widths:
-    """The widths of a file's blocks."""
-    facts, arch, n_embd = anatomy.facts, anatomy.facts.arch, anatomy.facts.n_embd
+    """The widths of a file's blocks, kept for the next question about the same record."""
+    return _widths_of(_ById(anatomy.facts))
+
+
+@lru_cache(maxsize=8)
+def _widths_of(key: _ById) -> Widths:
+    anatomy, facts, arch, n_embd = anatomy_of(key.facts), key.facts, key.facts.arch, key.facts.n_embd
     keys = {name.removeprefix(f"{arch}."): value for name, value in facts.key_values}
     is_hybrid, of_v, of_heads = anatomy.is_hybrid, n_of_v(anatomy), n_of_heads(anatomy)
     result = max(n_embd, of_v)  # what attention leaves while the embedding still stands
