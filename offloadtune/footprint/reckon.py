@@ -96,7 +96,7 @@ def reckon(
         compute_bytes=device_compute(anatomy, grid, slices, backends, terms)[:n_devices],
         host_weights_bytes=host_weights(anatomy, grid, slices) + refused.sum(axis=0),
         host_kv_cache_bytes=cache_of_blocks(anatomy, grid, start, end, HOST),
-        host_compute_bytes=host_compute(anatomy, grid, slices),
+        host_compute_bytes=host_compute(anatomy, grid, slices, backends),
         output_bytes=output_buffer(anatomy, grid),
     )
 

@@ -261,14 +261,20 @@ def test_nothing_offloaded_is_nothing_and_everything_is_the_file(facts: GgufFact
 
 @given(FACTS, SETTINGS, st.integers(0, 60), st.integers(0, 60))
 def test_more_layers_never_take_fewer_bytes(facts: GgufFacts, settings: Settings, one: int, other: int) -> None:
-    less, more = (settings.replace(n_gpu_layers=k) for k in sorted((one, other)))
-    assert_no_less(estimate_footprint(facts, less), estimate_footprint(facts, more))
+    """But for the compute buffer: what a place computes decides it, not how many layers it has."""
+    less, more = (estimate_footprint(facts, settings.replace(n_gpu_layers=k)) for k in sorted((one, other)))
+    assert less.weights_bytes <= more.weights_bytes
+    assert less.kv_cache_bytes <= more.kv_cache_bytes
+    assert less.least_bytes <= more.least_bytes
 
 
 @given(FACTS, SETTINGS, CELLS, CELLS)
 def test_more_context_never_takes_fewer_bytes(facts: GgufFacts, settings: Settings, one: int, other: int) -> None:
-    less, more = (settings.replace(n_ctx=n_ctx) for n_ctx in sorted((one, other)))
-    assert_no_less(estimate_footprint(facts, less), estimate_footprint(facts, more))
+    """But for the compute buffer: a longer mask may leave a place that something else fits into."""
+    less, more = (estimate_footprint(facts, settings.replace(n_ctx=n_ctx)) for n_ctx in sorted((one, other)))
+    assert less.weights_bytes == more.weights_bytes
+    assert less.kv_cache_bytes <= more.kv_cache_bytes
+    assert less.least_bytes <= more.least_bytes
 
 
 @given(FACTS, SETTINGS, BATCHES, BATCHES)

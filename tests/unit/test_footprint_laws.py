@@ -26,7 +26,7 @@ def facts_of(name: str, quant: str) -> GgufFacts:
     return facts_of_shape(name, quant)
 
 
-FACTS = st.builds(facts_of, st.sampled_from(SHAPES), st.sampled_from(QUANTS))
+FACTS = st.tuples(st.sampled_from(SHAPES), st.sampled_from(QUANTS)).map(lambda pair: facts_of(*pair))
 FIELDS = st.fixed_dictionaries(
     {
         "n_gpu_layers": st.integers(0, 130),
@@ -81,11 +81,11 @@ def test_weights_and_cache_grow_with_layers_and_context(facts: GgufFacts, fields
 
 @given(FACTS, FIELDS)
 def test_compute_grows_with_the_ubatch(facts: GgufFacts, fields: dict[str, Any]) -> None:
+    """On the host only as long as no device begins to work for it."""
     ubatches = np.array([1, 16, 31, 32, 64, 512, 1000, 4096])
     grid = Grid.over(facts.n_layer, **{**fields, "n_batch": 4096, "n_ctx": 8192, "n_ubatch": ubatches})
-    found = reckon(facts, grid, (CUDA,))
-    assert (np.diff(found.compute_bytes[0]) >= 0).all()
-    assert (np.diff(found.host_compute_bytes) >= 0).all()
+    assert (np.diff(reckon(facts, grid, (CUDA,)).compute_bytes[0]) >= 0).all()
+    assert (np.diff(reckon(facts, grid, (HOST,)).host_compute_bytes) >= 0).all()
 
 
 @given(FACTS, FIELDS)
