@@ -39,6 +39,9 @@ _BY_HEADS_AND_FF = {"nemotron_h", "nemotron_h_moe"}
 _BOTH = {"falcon-h1"}
 _SHARING = {"gemma3n", "gemma4"}
 _N_WITH_CACHE_GEMMA3N = 20
+_OUTPUT_FIRST = {"gemma3n", "gemma4"}
+"""Architectures that make the output's copy of a tied embedding before the embedding itself (src/models)."""
+
 _KEYS_OF_OTHER_CACHES = (
     "attention.compress_ratios",
     "attention.indexer.",
@@ -96,7 +99,9 @@ class Anatomy:
 
     `n_values_k` and `n_values_v` are values a token leaves in each block's cache (0 where it keeps none),
     `n_values_v_padded` those with V stored transposed; `head_k` and `head_v` are values a head. `state_bytes` is for
-    one sequence. `why_inexact` says why the cache may differ from the rule, "" where the rule is llama.cpp's own.
+    one sequence. `uses_shared` is 1 for blocks that need the small shared tensors; with `has_two_embeddings` a tied one
+    stands twice in main memory when the output is there too. `why_inexact` says why the cache may differ from the rule,
+    "" where the rule is llama.cpp's own.
     """
 
     facts: GgufFacts
@@ -113,6 +118,8 @@ class Anatomy:
     n_head: int
     head_k: Ints
     head_v: Ints
+    uses_shared: Ints
+    has_two_embeddings: bool
     why_inexact: str
 
     @property
@@ -203,6 +210,8 @@ def _anatomy_of(key: ById) -> Anatomy:
         n_head=max(facts.n_head, default=0),
         head_k=head_k,
         head_v=head_v,
+        uses_shared=((np.arange(facts.n_layer) < n_trunk) & ~(is_swa & (facts.arch == "gemma4"))).astype(np.int64),
+        has_two_embeddings=facts.arch in _OUTPUT_FIRST,
         why_inexact=_why_inexact(facts, values),
     )
 

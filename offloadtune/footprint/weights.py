@@ -51,8 +51,7 @@ def device_weights(anatomy: Anatomy, grid: Grid, slices: Slices, backends: Seque
         n_bytes = between(places.dense, begin, end)
         n_bytes = n_bytes + between(places.experts, np.maximum(begin, kept_away), np.maximum(end, kept_away))
         n_bytes = n_bytes + np.where((begin <= anatomy.n_layer) & (end > anatomy.n_layer), places.tied_copy, 0)
-        has_blocks = np.minimum(end, anatomy.n_trunk) > begin
-        rows.append(n_bytes + np.where(has_blocks, places.shared, 0))
+        rows.append(n_bytes + np.where(between(anatomy.uses_shared, begin, end) > 0, places.shared, 0))
     return np.stack(rows)
 
 
@@ -63,7 +62,9 @@ def host_weights(anatomy: Anatomy, grid: Grid, slices: Slices) -> Ints:
     zero = np.zeros_like(first)
     n_bytes = places.inputs + between(places.dense, zero, first) + between(places.experts, zero, first)
     n_bytes = n_bytes + between(places.experts, first, np.maximum(first, np.minimum(kept_away, anatomy.n_layer)))
-    return n_bytes + np.where(np.minimum(first, anatomy.n_trunk) > 0, places.shared, 0)
+    if anatomy.has_two_embeddings:
+        n_bytes = n_bytes + np.where(first > anatomy.n_layer, places.tied_copy, 0)
+    return n_bytes + np.where(between(anatomy.uses_shared, zero, first) > 0, places.shared, 0)
 
 
 def cache_of_blocks(anatomy: Anatomy, grid: Grid, begin: Ints, end: Ints, backend: Backend) -> Ints:
