@@ -20,12 +20,13 @@ CACHE_TYPES = (("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("bf16", "bf1
 MORE_CACHE_TYPES = (*CACHE_TYPES, ("q5_1", "q5_1"), ("q5_0", "q5_0"), ("q4_1", "q4_1"), ("iq4_nl", "iq4_nl"))
 SEQUENCES = ((1, False), (3, False), (4, True))
 CARD_BYTES = 8 << 30
+SLOW = (pytest.mark.slow, pytest.mark.timeout(1800))
 
 
 @pytest.mark.parametrize("name", ["smollm2_path", "gemma3_path"])
 @pytest.mark.parametrize(
     ("step", "types"),
-    [(10, CACHE_TYPES), pytest.param(1, MORE_CACHE_TYPES, marks=pytest.mark.slow)],
+    [(10, CACHE_TYPES), pytest.param(1, MORE_CACHE_TYPES, marks=SLOW)],
     ids=["few", "all"],
 )
 def test_weights_and_cache_are_the_engines_to_the_byte(

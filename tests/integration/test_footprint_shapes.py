@@ -16,6 +16,7 @@ from offloadtune.gguf import read_gguf
 from offloadtune.plans import Tier
 from offloadtune.records import Settings
 
+SLOW = (pytest.mark.slow, pytest.mark.timeout(1800))
 FEW = ("llama-3.1-70b", "gpt-oss-20b", "qwen3.5-9b", "gemma-4-e2b", "deepseek-v2-lite", "qwen3-30b-a3b")
 UNLOADABLE = {"phi-3-mini-4k"}
 """Shapes whose stand-in the engine does not take: the file wants more than the catalogue knows."""
@@ -23,7 +24,7 @@ UNLOADABLE = {"phi-3-mini-4k"}
 
 @pytest.mark.parametrize(
     "names",
-    [FEW, pytest.param(tuple(sorted({*catalogue.shape_names()} - UNLOADABLE)), marks=pytest.mark.slow)],
+    [FEW, pytest.param(tuple(sorted({*catalogue.shape_names()} - UNLOADABLE)), marks=SLOW)],
     ids=["few", "all"],
 )
 def test_weights_and_cache_of_published_shapes_are_the_engines(

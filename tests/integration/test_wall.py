@@ -22,11 +22,12 @@ from offloadtune.records import GgufFacts, Machine, Outcome, Settings, Target, T
 CARD_BYTES, DRIVER_BYTES = 96 * MIB, 7 * MIB
 NEAR_FRAC = 0.06
 N_CANDIDATES = 4000
+SLOW = (pytest.mark.slow, pytest.mark.timeout(1800))
 PLAN = VisitPlan(workload=Workload(name="tiny", n_prefix_cached=0, n_prompt_new=8, n_gen=2), n_steps=1, n_visits=1)
 
 
 @pytest.mark.parametrize(
-    ("n_settings", "n_ctx_most"), [(14, 512), pytest.param(200, 1280, marks=pytest.mark.slow)], ids=["few", "many"]
+    ("n_settings", "n_ctx_most"), [(14, 512), pytest.param(200, 1280, marks=SLOW)], ids=["few", "many"]
 )
 def test_what_is_said_to_fit_runs_and_what_is_said_not_to_does_not(
     make_card: CardMaker, smollm2_path: Path, n_settings: int, n_ctx_most: int
