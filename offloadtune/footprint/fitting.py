@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,16 +58,27 @@ def fits(found: Footprints, room: Room, *, is_mapped: bool, is_exact: bool = Fal
 
 
 def largest_contexts(
-    facts: GgufFacts, settings: Settings, n_gpu_layers: Sequence[int], room: Room, terms: Sequence[Terms | None] | None
+    facts: GgufFacts,
+    settings: Settings,
+    n_gpu_layers: Sequence[int],
+    room: Room,
+    terms: Sequence[Terms | None] | None,
+    beside: Callable[[Ints], Footprints] | None = None,
 ) -> Ints:
-    """The largest n_ctx that fits with each n_gpu_layers, in steps of 256 up to the training's; 0 where none does."""
+    """The largest n_ctx that fits with each n_gpu_layers, in steps of 256 up to the training's; 0 where none does.
+
+    `beside` says what else is loaded with each context, by the rules.
+    """
     k = np.asarray(n_gpu_layers, dtype=np.int64)
     low, high = np.zeros_like(k), np.full_like(k, (facts.n_ctx_train or _N_CTX_UNTRAINED) // _CELLS_STEP)
     while (low < high).any():
         middle = (low + high + 1) // 2
-        grid = grid_of(facts, settings, n_gpu_layers=k, n_ctx=np.maximum(middle, 1) * _CELLS_STEP)
+        n_ctx = np.maximum(middle, 1) * _CELLS_STEP
+        grid = grid_of(facts, settings, n_gpu_layers=k, n_ctx=n_ctx)
         found = reckon(facts, grid, room.backends, room.shares, terms)
-        ok = fits(found, room, is_mapped=is_mapped(settings), is_exact=terms is not None)
+        is_exact = terms is not None and beside is None
+        found = found + beside(n_ctx) if beside else found
+        ok = fits(found, room, is_mapped=is_mapped(settings), is_exact=is_exact)
         low, high = np.where(ok, middle, low), np.where(ok, high, middle - 1)
     return low * _CELLS_STEP
 

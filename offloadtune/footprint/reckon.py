@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -30,6 +30,11 @@ class Footprints:
     def device_bytes(self) -> Ints:
         """All kinds together, shape (n_devices, n_settings)."""
         return self.weights_bytes + self.kv_cache_bytes + self.compute_bytes
+
+    def __add__(self, other: Footprints) -> Footprints:
+        """Of two models together, setting by setting."""
+        names = [field.name for field in fields(self)]
+        return Footprints(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

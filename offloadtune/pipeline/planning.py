@@ -6,12 +6,15 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from offloadtune.errors import UsageError
 from offloadtune.footprint import (
     COMPUTE_BAND_FRAC,
+    Footprints,
     Grid,
     Terms,
     contradiction,
@@ -25,6 +28,7 @@ from offloadtune.footprint import (
     warnings,
 )
 from offloadtune.gguf import read_gguf
+from offloadtune.pipeline.companions import NONE, Companions, companions_for
 from offloadtune.pipeline.foretelling import Foretold, Parts
 from offloadtune.pipeline.rooms import Place, named_place
 from offloadtune.pipeline.shapes import facts_of_shape
@@ -59,6 +63,7 @@ class Question:
     settings: Settings
     target: Target
     place: Place
+    companions: Companions = NONE
 
     def with_layers(self, n_gpu_layers: int) -> Question:
         return dataclasses.replace(self, settings=self.settings.replace(n_gpu_layers=n_gpu_layers))
@@ -68,6 +73,8 @@ def facts_for(request: PlanRequest) -> GgufFacts:
     """The header of the file, or of the shape in its quantisation. Raises GgufError, UnknownNameError, UsageError."""
     if (request.path is None) == (request.shape is None):
         raise UsageError("A plan needs a file or a --shape, and not both.", hint="offloadtune plan --help")
+    if request.path is not None and request.quant:
+        raise UsageError("A file says its own quantisation.", hint="leave out --quant, or name a --shape")
     if request.path is not None:
         return read_gguf(request.path, identify=False)
     if not request.quant:
@@ -88,6 +95,9 @@ def settings_for(request: PlanRequest, facts: GgufFacts) -> Settings:
         asked["n_ctx"] = facts.n_ctx_train or N_CTX_PLANNED
     if 0 < asked.get("n_outputs_max", 0) < asked.get("n_seq_max", 1):  # llama.cpp needs an output for each sequence
         asked["n_outputs_max"] = asked["n_seq_max"]
+    for name, most in (("n_cpu_moe", facts.n_layer), ("n_outputs_max", asked["n_ctx"])):  # more is the same
+        if name in asked:
+            asked[name] = min(asked[name], most)
     n_batch = max(base.n_batch, asked.get("n_ubatch", 0))
     settings = base.replace(**{"n_batch": n_batch, **asked})
     if refused := contradiction(facts, settings):
@@ -97,9 +107,9 @@ def settings_for(request: PlanRequest, facts: GgufFacts) -> Settings:
     return settings.replace(n_gpu_layers=everything if layers < 0 else min(layers, everything))
 
 
-def plan_memory(request: PlanRequest, facts: GgufFacts, place: Place) -> MemoryPlan:
+def plan_memory(request: PlanRequest, facts: GgufFacts, place: Place, companions: Companions = NONE) -> MemoryPlan:
     """One plan by arithmetic, without its surroundings."""
-    question = _question(request, facts, place)
+    question = _question(request, facts, place, companions)
     return _plan(question, _parts(question), Tier.ARITHMETIC)
 
 
@@ -124,7 +134,7 @@ def report_of(request: PlanRequest, place: Place, ask: Ask | None) -> PlanReport
     With `ask` the engine speaks. Raises as `facts_for` does, and what `ask` raises.
     """
     facts = facts_for(request)
-    question = _question(request, facts, place)
+    question = _question(request, facts, place, companions_for(request))
     chose = "n_gpu_layers" not in request.asked and place.room.is_known
     if chose:
         question = question.with_layers(_most_layers(question))
@@ -149,8 +159,11 @@ def report_of(request: PlanRequest, place: Place, ask: Ask | None) -> PlanReport
     )
 
 
-def _question(request: PlanRequest, facts: GgufFacts, place: Place) -> Question:
-    question = Question(facts=facts, settings=settings_for(request, facts), target=request.target, place=place)
+def _question(request: PlanRequest, facts: GgufFacts, place: Place, companions: Companions) -> Question:
+    settings = settings_for(request, facts)
+    if refused := companions.contradiction(settings):
+        raise UsageError(f"The draft model: {refused[0]}", hint=refused[1])
+    question = Question(facts=facts, settings=settings, target=request.target, place=place, companions=companions)
     return question if place.room.names else question.with_layers(0)
 
 
@@ -172,8 +185,11 @@ def _parts(question: Question) -> Parts:
 
 def _plan(question: Question, parts: Parts, tier: Tier) -> MemoryPlan:
     facts, settings, room = question.facts, question.settings, question.place.room
-    devices = tuple(_device_plans(question.place, parts, tier))
+    devices = tuple(_device_plans(question, parts, tier))
     host = _host_plan(question, parts)
+    if question.companions:
+        devices = question.companions.beside_devices(devices, settings, room)
+        host = question.companions.beside_host(host, settings, room)
     why_not = refusals(devices, host)
     is_known = room.is_known if room.names else room.available_bytes is not None
     return MemoryPlan(
@@ -186,15 +202,21 @@ def _plan(question: Question, parts: Parts, tier: Tier) -> MemoryPlan:
         host=host,
         fits=False if why_not else (True if is_known else None),
         refusals=tuple(why_not),
-        warnings=(*warnings(facts, settings), *question.place.warnings, *_host_warnings(host)),
+        warnings=(
+            *warnings(facts, settings),
+            *question.companions.warnings(facts, room),
+            *question.place.warnings,
+            *_host_warnings(host),
+        ),
     )
 
 
-def _device_plans(place: Place, parts: Parts, tier: Tier) -> Iterator[DevicePlan]:
-    room = place.room
-    rows = zip(room.names, parts.devices, room.runtime_bytes, place.bases, room.free_bytes, strict=True)
-    for name, (weights, cache, compute), runtime, basis, free in rows:
-        is_used = weights + cache + compute > 0
+def _device_plans(question: Question, parts: Parts, tier: Tier) -> Iterator[DevicePlan]:
+    place, room = question.place, question.place.room
+    beside = _beside(question, np.array([question.settings.n_ctx])).device_bytes[:, 0].tolist()
+    rows = zip(room.names, parts.devices, beside, room.runtime_bytes, place.bases, room.free_bytes, strict=True)
+    for name, (weights, cache, compute), others, runtime, basis, free in rows:
+        is_used = weights + cache + compute + others > 0
         yield DevicePlan(
             name=name,
             weights_bytes=weights,
@@ -236,11 +258,16 @@ def _host_warnings(host: HostPlan) -> list[str]:
 # --- around it -----------------------------------------------------------------------------------------------------
 
 
+def _beside(question: Question, n_ctx: NDArray[np.int64]) -> Footprints:
+    return question.companions.footprints(question.settings, question.place.room, n_ctx)
+
+
 def _most_layers(question: Question) -> int:
     """The most n_gpu_layers that fit, 0 where none does."""
     facts, settings, room = question.facts, question.settings, question.place.room
     layers = np.arange(facts.n_layer + 1, -1, -1)
     found = reckon(facts, grid_of(facts, settings, n_gpu_layers=layers), room.backends, room.shares)
+    found = found + _beside(question, np.full_like(layers, settings.n_ctx))
     ok = fits(found, room, is_mapped=is_mapped(settings))
     return int(layers[ok.argmax()]) if ok.any() else 0
 
@@ -251,10 +278,12 @@ def _rows(question: Question, terms: Sequence[Terms] | None) -> tuple[LayerRow, 
         return ()
     layers = np.arange(facts.n_layer + 2)
     found = reckon(facts, grid_of(facts, settings, n_gpu_layers=layers), room.backends, room.shares, terms)
-    totals = found.device_bytes.sum(axis=0).tolist()
+    used = (found + _beside(question, np.full_like(layers, settings.n_ctx))).device_bytes
+    totals = (used + np.where(used > 0, np.array(room.runtime_bytes)[:, None], 0)).sum(axis=0).tolist()
     if not room.is_known:
         return tuple(LayerRow(n_gpu_layers=k, device_bytes=n, n_ctx_max=None) for k, n in enumerate(totals))
-    contexts = largest_contexts(facts, settings, layers.tolist(), room, terms).tolist()
+    beside = partial(_beside, question) if question.companions else None
+    contexts = largest_contexts(facts, settings, layers.tolist(), room, terms, beside).tolist()
     whole = facts.n_ctx_train // 256 * 256
     return tuple(
         LayerRow(n_gpu_layers=k, device_bytes=n, n_ctx_max=n_ctx, is_all=n_ctx == whole)
@@ -271,5 +300,6 @@ def _costs(question: Question, terms: Sequence[Terms] | None) -> tuple[int | Non
     below, above = (k, k + 1) if k <= facts.n_layer else (k - 1, k)
     layers, contexts = np.array([below, above, k, k]), np.array([n_ctx, n_ctx, n_ctx, n_ctx + _N_CTX_STEP])
     grid = grid_of(facts, settings, n_gpu_layers=layers, n_ctx=contexts)
-    totals = reckon(facts, grid, room.backends, room.shares, terms).device_bytes.sum(axis=0)
+    found = reckon(facts, grid, room.backends, room.shares, terms) + _beside(question, contexts)
+    totals = found.device_bytes.sum(axis=0)
     return int(totals[1] - totals[0]), int(totals[3] - totals[2])
