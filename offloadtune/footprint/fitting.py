@@ -108,6 +108,6 @@ def refusals(devices: Sequence[DevicePlan], host: HostPlan) -> list[str]:
     if host.available_bytes is not None and host.held_bytes > host.available_bytes:
         short = format_bytes(host.held_bytes - host.available_bytes)
         has = format_bytes(host.available_bytes)
-        advice = "" if host.is_mapped else ", since the weights are held there; mapped from the file they need not be"
+        advice = "" if host.is_mapped else ": mapped from the file, weights need less"
         found.append(f"Main memory has {has} available and lacks {short}{advice}.")
     return found

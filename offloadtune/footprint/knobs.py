@@ -9,7 +9,8 @@ from offloadtune.footprint.grid import BYTES_OF_32
 from offloadtune.records import GgufFacts, Settings
 
 _N_BLOCK = 32
-_MAX_PRODUCT = 1 << 53  # leaves room for the bytes of a value and the kinds of memory
+_KEYS_OF_STATES = ("kda.", "shortconv.", "ssm.", "token_shift", "wkv.")
+_MAX_PRODUCT = 1 << 55  # leaves room for the bytes of a value and the kinds of memory
 _N_SEQ_LIMIT = 256  # LLAMA_MAX_SEQ
 
 
@@ -58,17 +59,26 @@ def warnings(facts: GgufFacts, settings: Settings) -> list[str]:
 
 def _is_beyond_counting(facts: GgufFacts, settings: Settings) -> bool:
     """Whether a product of counts would leave 64 bits: a header may claim anything."""
-    own = {name.removeprefix(f"{facts.arch}."): value for name, value in facts.key_values if name.startswith(facts.arch)}
-    values = [value for name, value in own.items() if name != "attention.sliding_window"]
-    counts = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]
-    claimed = max((abs(one) for one in counts if isinstance(one, int)), default=0)
-    n_heads = max((*facts.n_head, *facts.n_head_kv, 1))
-    head = max(facts.n_embd_head_k, facts.n_embd_head_v, 1)
     n_ctx, n_ubatch, n_seq = (max(one, 1) for one in (settings.n_ctx, settings.n_ubatch, settings.n_seq_max))
-    of_token = max(n_heads * head, facts.n_vocab, facts.n_embd, claimed) * max(facts.n_expert_used, 1)
-    of_caches = n_heads * head * facts.n_layer * n_seq
-    products = (claimed**2, n_ctx * of_caches, n_ctx * n_ubatch * n_heads, max(n_ubatch, n_seq) * of_token)
+    head = max(facts.n_embd_head_k, facts.n_embd_head_v, _claimed(facts, "attention."), 1)
+    n_heads = max((*facts.n_head, *facts.n_head_kv, 1))
+    of_token = max(n_heads * head, facts.n_vocab, facts.n_embd, _claimed(facts, "feed_forward", "expert_feed"))
+    of_caches = (n_heads * head + _claimed(facts, *_KEYS_OF_STATES) ** 2) * facts.n_layer * n_seq
+    products = (
+        max(n_ctx, facts.n_ctx_train) * n_heads * head * facts.n_layer,
+        of_caches,
+        n_ctx * n_ubatch * n_heads,
+        max(n_ubatch, n_seq) * of_token * max(facts.n_expert_used, 1),
+    )
     return max(products) > _MAX_PRODUCT
+
+
+def _claimed(facts: GgufFacts, *beginnings: str) -> int:
+    """The largest count under the architecture's keys that begin so; a window is none, it ends with the context."""
+    keys = tuple(f"{facts.arch}.{beginning}" for beginning in beginnings)
+    values = [value for name, value in facts.key_values if name.startswith(keys) and not name.endswith("window")]
+    counts = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]
+    return max((abs(one) for one in counts if isinstance(one, int)), default=0)
 
 
 def _is_quantised(name: str) -> bool:

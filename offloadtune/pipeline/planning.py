@@ -249,7 +249,7 @@ def _host_warnings(host: HostPlan) -> list[str]:
     if host.available_bytes is None:
         return found
     if host.held_bytes <= host.available_bytes < host.total_bytes:
-        found.append("The mapped weights are more than main memory has available: they will be read from disk again.")
+        found.append("Main memory cannot keep all mapped weights: some will be read from disk for every token.")
     if host.prompt_cache_bytes and host.total_bytes + host.prompt_cache_bytes > host.available_bytes:
         found.append("The server's cache of past prompts may outgrow main memory: limit it with --cache-ram.")
     return found
