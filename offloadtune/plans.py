@@ -161,7 +161,8 @@ class MemoryPlan:
 class LayerRow:
     """One n_gpu_layers: bytes on all devices at the context asked for, and the largest context that fits, 0 for none.
 
-    `device_bytes` are totals as in `DevicePlan`. `is_all` where the whole trained context fits; `n_ctx_max` is None where what there is to give is not known.
+    `device_bytes` are totals as in `DevicePlan`.
+    `is_all` where the whole trained context fits; `n_ctx_max` is None where what there is to give is not known.
     """
 
     n_gpu_layers: int

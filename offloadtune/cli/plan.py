@@ -31,9 +31,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
     ] = None,
     card: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Plan for this card, like 'RTX 3090'.", autocompletion=name_of("card_names")
-        ),
+        typer.Option(metavar="NAME", help="Plan for this card, like 'RTX 3090'.", autocompletion=name_of("card_names")),
     ] = None,
     n_devices: Annotated[int, typer.Option("--n-devices", min=1, max=16, help="So many of that card.")] = 1,
     vram_limit: Annotated[

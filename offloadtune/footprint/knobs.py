@@ -24,7 +24,10 @@ def contradiction(facts: GgufFacts, settings: Settings) -> tuple[str, str] | Non
 
 def _contradictions(facts: GgufFacts, settings: Settings) -> Iterator[tuple[str, str]]:
     if _is_beyond_counting(facts, settings):
-        yield "These sizes multiply to more bytes than can be counted.", "correct the numbers, or download the file again"
+        yield (
+            "These sizes multiply to more bytes than can be counted.",
+            "correct the numbers, or download the file again",
+        )
     if min(settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max) < 1:
         yield "n_ctx, n_batch, n_ubatch and n_seq_max must be at least 1.", "name numbers above 0"
     if settings.n_seq_max > _N_SEQ_LIMIT:

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +49,8 @@ N_CTX_PLANNED = 4096
 _N_CTX_STEP = 4096
 _SERVER_PROMPT_CACHE_BYTES = 8 * GIB  # llama-server's --cache-ram unless told otherwise
 
+
+Ints = NDArray[np.int64]
 
 Ask = Callable[[GgufFacts, Settings, Place], Foretold]
 """How the engine is asked."""
@@ -213,7 +214,8 @@ def _plan(question: Question, parts: Parts, tier: Tier) -> MemoryPlan:
 
 def _device_plans(question: Question, parts: Parts, tier: Tier) -> Iterator[DevicePlan]:
     place, room = question.place, question.place.room
-    beside = _beside(question, np.array([question.settings.n_ctx])).device_bytes[:, 0].tolist()
+    n_ctx = np.array([question.settings.n_ctx])
+    beside = question.companions.footprints(question.settings, room, n_ctx).device_bytes[:, 0].tolist()
     rows = zip(room.names, parts.devices, beside, room.runtime_bytes, place.bases, room.free_bytes, strict=True)
     for name, (weights, cache, compute), others, runtime, basis, free in rows:
         is_used = weights + cache + compute + others > 0
@@ -258,17 +260,19 @@ def _host_warnings(host: HostPlan) -> list[str]:
 # --- around it -----------------------------------------------------------------------------------------------------
 
 
-def _beside(question: Question, n_ctx: NDArray[np.int64]) -> Footprints:
-    return question.companions.footprints(question.settings, question.place.room, n_ctx)
+def _footprints(question: Question, terms: Sequence[Terms] | None, n_gpu_layers: Ints, n_ctx: Ints) -> Footprints:
+    """The model with what is loaded beside it, one entry for each pair of the arrays."""
+    facts, room = question.facts, question.place.room
+    grid = grid_of(facts, question.settings, n_gpu_layers=n_gpu_layers, n_ctx=n_ctx)
+    found = reckon(facts, grid, room.backends, room.shares, terms)
+    return found + question.companions.footprints(question.settings, room, n_ctx)
 
 
 def _most_layers(question: Question) -> int:
     """The most n_gpu_layers that fit, 0 where none does."""
-    facts, settings, room = question.facts, question.settings, question.place.room
-    layers = np.arange(facts.n_layer + 1, -1, -1)
-    found = reckon(facts, grid_of(facts, settings, n_gpu_layers=layers), room.backends, room.shares)
-    found = found + _beside(question, np.full_like(layers, settings.n_ctx))
-    ok = fits(found, room, is_mapped=is_mapped(settings))
+    layers = np.arange(question.facts.n_layer + 1, -1, -1)
+    found = _footprints(question, None, layers, np.full_like(layers, question.settings.n_ctx))
+    ok = fits(found, question.place.room, is_mapped=is_mapped(question.settings))
     return int(layers[ok.argmax()]) if ok.any() else 0
 
 
@@ -277,13 +281,17 @@ def _rows(question: Question, terms: Sequence[Terms] | None) -> tuple[LayerRow, 
     if not room.names:
         return ()
     layers = np.arange(facts.n_layer + 2)
-    found = reckon(facts, grid_of(facts, settings, n_gpu_layers=layers), room.backends, room.shares, terms)
-    used = (found + _beside(question, np.full_like(layers, settings.n_ctx))).device_bytes
+    used = _footprints(question, terms, layers, np.full_like(layers, settings.n_ctx)).device_bytes
     totals = (used + np.where(used > 0, np.array(room.runtime_bytes)[:, None], 0)).sum(axis=0).tolist()
     if not room.is_known:
         return tuple(LayerRow(n_gpu_layers=k, device_bytes=n, n_ctx_max=None) for k, n in enumerate(totals))
-    beside = partial(_beside, question) if question.companions else None
-    contexts = largest_contexts(facts, settings, layers.tolist(), room, terms, beside).tolist()
+    is_exact = terms is not None and not question.companions
+
+    def do_fit(n_ctx: Ints) -> NDArray[np.bool_]:
+        found = _footprints(question, terms, layers, n_ctx)
+        return fits(found, room, is_mapped=is_mapped(settings), is_exact=is_exact)
+
+    contexts = largest_contexts(facts.n_ctx_train, len(layers), do_fit).tolist()
     whole = facts.n_ctx_train // 256 * 256
     return tuple(
         LayerRow(n_gpu_layers=k, device_bytes=n, n_ctx_max=n_ctx, is_all=n_ctx == whole)
@@ -293,13 +301,10 @@ def _rows(question: Question, terms: Sequence[Terms] | None) -> tuple[LayerRow, 
 
 def _costs(question: Question, terms: Sequence[Terms] | None) -> tuple[int | None, int | None]:
     """Device bytes of one more layer (of the last one, where all are there) and of 4096 more tokens of context."""
-    facts, settings, room = question.facts, question.settings, question.place.room
-    if not room.names:
+    if not question.place.room.names:
         return None, None
-    k, n_ctx = settings.n_gpu_layers, pad_256(settings.n_ctx)
-    below, above = (k, k + 1) if k <= facts.n_layer else (k - 1, k)
+    k, n_ctx = question.settings.n_gpu_layers, pad_256(question.settings.n_ctx)
+    below, above = (k, k + 1) if k <= question.facts.n_layer else (k - 1, k)
     layers, contexts = np.array([below, above, k, k]), np.array([n_ctx, n_ctx, n_ctx, n_ctx + _N_CTX_STEP])
-    grid = grid_of(facts, settings, n_gpu_layers=layers, n_ctx=contexts)
-    found = reckon(facts, grid, room.backends, room.shares, terms) + _beside(question, contexts)
-    totals = found.device_bytes.sum(axis=0)
+    totals = _footprints(question, terms, layers, contexts).device_bytes.sum(axis=0)
     return int(totals[1] - totals[0]), int(totals[3] - totals[2])

@@ -8,7 +8,6 @@ from offloadtune import catalogue, gguf
 from offloadtune.catalogue import card_names, shape_names
 from offloadtune.records import GgufFacts
 
-
 __all__ = ["card_names", "facts_of_shape", "quant_names", "shape_names"]
 
 

@@ -164,9 +164,7 @@ def _bars(rows: Sequence[_Row]) -> Iterator[Text]:
     scale = max(max(row.capacity_bytes or 0, row.total_bytes) for row in rows)
     for row in rows:
         yield _bar(row, width, scale)
-        words = [
-            f"{_KINDS[kind][0]} {kind} {format_bytes(size)}{more}" for kind, size, more in row.parts if size > 0
-        ]
+        words = [f"{_KINDS[kind][0]} {kind} {format_bytes(size)}{more}" for kind, size, more in row.parts if size > 0]
         for line in _wrapped([*words, *row.notes], 100 - width - 1):
             yield Text(f"{'':<{width}} {line}", style="dim")
 

@@ -399,9 +399,7 @@ def test_a_draft_model_is_added_to_the_last_device(in_process: InProcess, smollm
     assert any("vocabulary" in sentence for sentence in value["warnings"])
 
 
-def test_a_draft_model_leaves_room_for_fewer_layers_and_less_context(
-    in_process: InProcess, smollm2_path: Path
-) -> None:
+def test_a_draft_model_leaves_room_for_fewer_layers_and_less_context(in_process: InProcess, smollm2_path: Path) -> None:
     limit = (*SHAPE, "--vram-limit", "3GiB")
     alone, with_draft = planned(in_process, *limit), planned(in_process, *limit, "--draft", smollm2_path)
     assert with_draft["fits"]
@@ -428,9 +426,7 @@ def test_a_projector_is_added_to_the_first_device(in_process: InProcess, project
     assert "▞ projector" in in_process(*CARDED, "--mmproj", projector).out
 
 
-def test_companions_that_are_none(
-    in_process: InProcess, projector: Path, smollm2_path: Path, tmp_path: Path
-) -> None:
+def test_companions_that_are_none(in_process: InProcess, projector: Path, smollm2_path: Path, tmp_path: Path) -> None:
     check_refused(in_process(*CARDED, "--mmproj", smollm2_path), 11, "is no projector of images")
     check_refused(in_process(*CARDED, "--draft", projector), 11, "is the projector, not the model")
     check_refused(in_process(*CARDED, "--draft", tmp_path / "none.gguf"), 11, "none.gguf")
