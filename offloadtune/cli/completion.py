@@ -16,7 +16,8 @@ def name_of(list_names: str) -> Callable[[str], list[str]]:
 
         known: tuple[str, ...] = getattr(pipeline, list_names)()
         spelt = [name.replace(" ", "-") for name in known if "(" not in name]
-        return [name for name in spelt if name.lower().startswith(incomplete.lower())]
+        # what was typed stays as it was typed, or shells take the name for another
+        return [incomplete + name[len(incomplete) :] for name in spelt if name.lower().startswith(incomplete.lower())]
 
     return names
 

@@ -371,6 +371,18 @@ def test_numbers_beyond_any_computer(in_process: InProcess, smollm2_path: Path) 
         )
 
 
+def test_inspect_says_what_a_context_costs(in_process: InProcess, smollm2_path: Path, gemma3_path: Path) -> None:
+    plain, sliding = (json.loads(in_process("inspect", path, "--json").out) for path in (smollm2_path, gemma3_path))
+    assert (plain["kv_cache_bytes_per_token"], plain["kv_cache_fixed_bytes"]) == (30 * 192 * 2 * 2, 0)
+    assert (sliding["kv_cache_bytes_per_token"], sliding["kv_cache_fixed_bytes"]) == (3 * 1024, 15 * 1024 * 1024)
+    for value in (plain, sliding):
+        tensors = value["biggest_tensors"]
+        assert len(tensors) == 5
+        assert [one["n_bytes"] for one in tensors] == sorted((one["n_bytes"] for one in tensors), reverse=True)
+        assert tensors[0]["name"] == "token_embd.weight"
+        assert set(tensors[0]) >= {"name", "shape", "type_name", "n_bytes"}
+
+
 # --- companions ----------------------------------------------------------------------------------------------------
 
 
