@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -139,8 +139,7 @@ def _object(line: str) -> dict[str, Any]:
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     spec = dict(pairs)
     if len(spec) < len(pairs):
-        names = [name for name, _ in pairs]
-        double = next(name for name in names if names.count(name) > 1)
+        double, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise UsageError(f"The key {_shown(double)} occurs twice.", hint="name it once")
     return spec
 

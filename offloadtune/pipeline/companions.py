@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from offloadtune.footprint import COMPUTE_BAND_FRAC, Footprints, Room, contradiction, grid_of, is_mapped, reckon
 from offloadtune.gguf import projector_bytes, read_gguf
-from offloadtune.plans import DevicePlan, HostPlan, PlanRequest
+from offloadtune.plans import DevicePlan, HostPlan, PlanRequest, Tier
 from offloadtune.records import GgufFacts, Settings
 
 _N_TOKENS_APART = 128  # llama.cpp's SPEC_VOCAB_MAX_SIZE_DIFFERENCE
@@ -84,12 +84,14 @@ class Companions:
             companions_mapped_bytes=weights if is_mapped(settings) else 0,
         )
 
-    def warnings(self, facts: GgufFacts, room: Room) -> list[str]:
+    def warnings(self, facts: GgufFacts, room: Room, tier: Tier) -> list[str]:
         """What is to be known of them."""
         found = []
         if self.draft and abs(self.draft.n_vocab - facts.n_vocab) > _N_TOKENS_APART:
             sizes = f"{self.draft.n_vocab} tokens, the model's {facts.n_vocab}"
             found.append(f"The draft model's vocabulary has {sizes}: llama.cpp wants the same one.")
+        if self.draft and tier is not Tier.ARITHMETIC:
+            found.append("The draft model is by arithmetic all the same (tier C).")
         if self.projector_bytes:
             where = room.names[0] if room.names else "main memory"
             found.append(f"What an image needs on {where} while it is encoded is not known, and comes on top.")

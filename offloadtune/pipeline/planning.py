@@ -205,7 +205,7 @@ def _plan(question: Question, parts: Parts, tier: Tier) -> MemoryPlan:
         refusals=tuple(why_not),
         warnings=(
             *warnings(facts, settings),
-            *question.companions.warnings(facts, room),
+            *question.companions.warnings(facts, room, tier),
             *question.place.warnings,
             *_host_warnings(host),
         ),

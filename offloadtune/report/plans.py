@@ -235,7 +235,7 @@ def _notes(report: PlanReport) -> Iterator[Text]:
     yield Text()
     yield Text(_TIERS[plan.tier], style="dim")
     yield from (Text(f"- {printable(sentence)}", style="dim") for sentence in plan.warnings)
-    if plan.n_splits is not None:
+    if plan.n_splits is not None and max(plan.n_splits) > 1:
         prompt, token = plan.n_splits
         yield Text(f"The work is handed over between devices in {prompt} parts for a prompt, {token} for a token.")
 

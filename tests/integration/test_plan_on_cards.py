@@ -105,10 +105,14 @@ def test_the_layers_that_a_small_card_is_planned_for_do_load(smollm2_path: Path,
 def test_two_cards_share_the_layers_as_the_engine_does(smollm2_path: Path, make_card: CardMaker) -> None:
     cards = make_card(1, 400 * MIB), make_card(1, 800 * MIB)
     here = [f"--rpc={card.endpoint}" for card in cards] + ["--n-gpu-layers", "-1", "--n-outputs-max", "1"]
-    exact, reckoned = planned(smollm2_path, *here, "--exact"), planned(smollm2_path, *here)
+    exact, reckoned = planned(smollm2_path, *here, "--exact", "--draft", smollm2_path), planned(smollm2_path, *here)
     assert list(exact["devices"]) == ["RPC0", "RPC1"]
     for name, device in exact["devices"].items():
         assert told(device)[:2] == told(reckoned["devices"][name])[:2]
+    first, last = exact["devices"].values()
+    assert first["draft_bytes"] == first["band_bytes"] == 0
+    assert last["draft_bytes"] > last["band_bytes"] > 0  # the engine is asked of the model alone
+    assert any("draft model is by arithmetic" in sentence for sentence in exact["warnings"])
 
 
 @pytest.mark.engine

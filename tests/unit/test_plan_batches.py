@@ -6,6 +6,7 @@ import codecs
 import gc
 import io
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -16,12 +17,14 @@ from typing import Any
 
 import pytest
 from command_line import InProcess, offloadtune
+from conftest import ROOT
 from test_gguf_refusals import LIES
 
 from offloadtune.cli import options
 from offloadtune.pipeline import batches
 from offloadtune.pipeline.batches import plan_lines
 from offloadtune.pipeline.planning import facts_for
+from offloadtune.pipeline.rooms import named_place
 from offloadtune.plans import PlanRequest
 from offloadtune.records import GgufFacts
 from offloadtune.report import plan_line_json
@@ -215,6 +218,27 @@ def test_a_header_that_lies_costs_its_own_line_only(content: bytes, tmp_path: Pa
     assert set(error) == {"error"}
     assert str(path) in error["error"]
     assert "devices" in after
+
+
+def test_a_line_of_many_doubles_or_a_long_name_takes_no_time() -> None:
+    many = "{" + ", ".join(f'"{i}": 1' for i in range(80_000)) + ', "79999": 2}'
+    start_s = time.monotonic()
+    doubles, name, good = answers(many, GOOD | {"shape": "llama " * 600}, GOOD)
+    assert doubles["error"].startswith("The key '79999' occurs twice.")
+    assert "no model called" in name["error"]
+    assert "devices" in good
+    assert time.monotonic() - start_s < 5
+
+
+def test_what_the_readme_shows_is_understood() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text.partition("## Does it fit?")[2].partition("\n## ")[0]
+    shown = [json.loads(line) for line in section.splitlines() if line.strip().startswith("{") and "..." not in line]
+    of_shape, of_file = (batches.request_of(json.dumps(spec)) for spec in shown)
+    assert "devices" in answers(shown[0])[0]
+    assert (of_shape.path, of_file.path) == (None, Path("model.gguf"))
+    assert named_place(of_file).room.is_known
+    assert set(batches._KEYS) <= set(re.findall(r"\w+", section.partition("For scripts")[2]))
 
 
 # --- files of lines ------------------------------------------------------------------------------------------------
