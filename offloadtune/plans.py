@@ -79,7 +79,8 @@ class DevicePlan:
 
     `runtime_bytes` is what no breakdown of the engine lists: the driver's context, pools, workspaces. `band_bytes` is
     how far the compute buffer may lie above the rule, and a margin where the runtime is unknown; no part of the total,
-    but there must be room for it.
+    but there must be room for it. `draft_bytes` is all that a draft model takes, `projector_bytes` the weights of a
+    projector of images.
     """
 
     name: str
@@ -90,10 +91,13 @@ class DevicePlan:
     runtime_basis: RuntimeBasis = RuntimeBasis.UNKNOWN
     band_bytes: int = 0
     free_bytes: int | None = None
+    draft_bytes: int = 0
+    projector_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_cache_bytes + self.compute_bytes + (self.runtime_bytes or 0)
+        own = self.weights_bytes + self.kv_cache_bytes + self.compute_bytes + (self.runtime_bytes or 0)
+        return own + self.draft_bytes + self.projector_bytes
 
     @property
     def short_bytes(self) -> int:
@@ -107,6 +111,7 @@ class HostPlan:
 
     `output_bytes` is the buffer of logits. `prompt_cache_bytes` is what a server's cache of past prompts may grow to;
     no part of the total. `is_pinned`: held buffers lie in memory that the device reads directly and nothing swaps.
+    `draft_bytes` and `projector_bytes` as in `DevicePlan`; `companions_mapped_bytes` is the part that may be dropped.
     """
 
     weights_bytes: int
@@ -117,15 +122,19 @@ class HostPlan:
     is_pinned: bool = False
     prompt_cache_bytes: int = 0
     available_bytes: int | None = None
+    draft_bytes: int = 0
+    projector_bytes: int = 0
+    companions_mapped_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_cache_bytes + self.compute_bytes + self.output_bytes
+        own = self.weights_bytes + self.kv_cache_bytes + self.compute_bytes + self.output_bytes
+        return own + self.draft_bytes + self.projector_bytes
 
     @property
     def held_bytes(self) -> int:
         """The part that cannot be dropped: all but mapped weights."""
-        return self.total_bytes - (self.weights_bytes if self.is_mapped else 0)
+        return self.total_bytes - (self.weights_bytes if self.is_mapped else 0) - self.companions_mapped_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +162,7 @@ class MemoryPlan:
 class LayerRow:
     """One n_gpu_layers: bytes on all devices at the context asked for, and the largest context that fits, 0 for none.
 
+    `device_bytes` are totals as in `DevicePlan`.
     `is_all` where the whole trained context fits; `n_ctx_max` is None where what there is to give is not known.
     """
 
@@ -184,7 +194,7 @@ class PlanRequest:
     """What is to be planned: a file, or a shape and the name of a quantisation; on this machine, or on cards by name.
 
     `asked` are the fields of `Settings` that were named, all others are the target's own. `n_devices` counts equal
-    cards. `is_exact` asks the engine itself.
+    cards. `draft` is a draft model's file, `mmproj` a projector's. `is_exact` asks the engine itself.
     """
 
     path: Path | None = None
@@ -197,4 +207,17 @@ class PlanRequest:
     endpoints: tuple[str, ...] = ()
     target: Target = Target.LLAMA_CPP_PYTHON
     asked: Mapping[str, Any] = field(default_factory=dict)
+    draft: Path | None = None
+    mmproj: Path | None = None
     is_exact: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheCost:
+    """What a file's f16 cache takes for one sequence: bytes a token of context, and a part that does not grow.
+
+    The fixed part is that of blocks with a sliding window or a recurrent state.
+    """
+
+    bytes_per_token: int
+    fixed_bytes: int

@@ -15,10 +15,19 @@ from offloadtune.catalogue import Described
 _SET_APART = ("tokenizer.", "general.architecture")
 
 
-def write_stand_in(path: Path, header: Described) -> None:
-    """Write the header that `header` describes, with a vocabulary of dummy tokens, as GGUF for llama.cpp."""
+def write_stand_in(path: Path, header: Described, *, n_merges: int | None = None) -> None:
+    """Write the header that `header` describes as GGUF for llama.cpp, with a vocabulary that is only counted.
+
+    With `n_merges` it has tokens of its own and so many merges, made up, as long as a real one.
+    """
     writer = gguf.GGUFWriter(path, header.shape.arch)
-    writer.add_tokenizer_model("no_vocab")
+    if n_merges is None:
+        writer.add_tokenizer_model("no_vocab")
+    else:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list([f"token{i}" for i in range(header.shape.n_vocab)])
+        writer.add_token_types([1] * header.shape.n_vocab)
+        writer.add_token_merges([f"left{i} right{i}" for i in range(n_merges)])
     for key, value in header.key_values.items():
         if not key.startswith(_SET_APART):
             _add(writer, key, value)

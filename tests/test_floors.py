@@ -225,7 +225,7 @@ def test_the_package_itself_loads_no_engine_no_nvml_and_no_command_line() -> Non
     assert loaded & {"llama_cpp", "pynvml", "typer", "numpy", "rich", "pydantic"} == set()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["sweep", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["sweep", "--help"], ["plan", "--help"], ["--version"]])
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     loaded = loaded_by(
         f"sys.argv = ['offloadtune', *{arguments!r}]\n"
@@ -234,3 +234,13 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     )
     assert "typer" in loaded
     assert loaded & {"numpy", "llama_cpp", "pynvml", "rich"} == set()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"]])
+def test_help_reads_no_catalogue(arguments: list[str]) -> None:
+    script = (
+        f"import sys\nsys.argv = ['offloadtune', *{arguments!r}]\nfrom offloadtune.__main__ import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "sys.exit('offloadtune.catalogue' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)

@@ -51,8 +51,8 @@ def find_card(name: str) -> Card:
     """
     asked = _parts(name)
     extras: dict[Card, frozenset[str]] = {}
-    for card in cards():
-        unsaid = [parts - asked for parts in _spellings(card) if asked and asked <= parts]
+    for card, spellings in _spelt():
+        unsaid = [parts - asked for parts in spellings if asked and asked <= parts]
         if unsaid:
             extras[card] = min(unsaid, key=len)
     for kind in (_says_nothing_more, _says_its_size, lambda _: True):
@@ -93,6 +93,11 @@ def _card(row: dict[str, str]) -> Card:
         source=row["source"],
         notes=row["notes"],
     )
+
+
+@functools.cache
+def _spelt() -> tuple[tuple[Card, tuple[frozenset[str], ...]], ...]:
+    return tuple((card, tuple(_spellings(card))) for card in cards())
 
 
 def _spellings(card: Card) -> Iterator[frozenset[str]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from offloadtune.sweeps import Event, Said
@@ -30,9 +32,13 @@ def show_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))  # noqa: T201 - this is stdout's place
 
 
-def show_json_line(value: dict[str, Any]) -> None:
-    """Print one JSON object to stdout on a line of its own, at once."""
-    print(json.dumps(value, ensure_ascii=False, allow_nan=False), flush=True)  # noqa: T201 - this is stdout's place
+def show_json_lines(values: Iterable[dict[str, Any]]) -> None:
+    """Print each JSON object to stdout on a line of its own, at once, as long as someone reads them."""
+    try:
+        for value in values:
+            print(json.dumps(value, ensure_ascii=False, allow_nan=False), flush=True)  # noqa: T201 - stdout's place
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
 
 
 def tell(event: Event) -> None:

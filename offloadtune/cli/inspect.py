@@ -17,7 +17,8 @@ def inspect(
     from offloadtune.cli import console  # noqa: PLC0415
 
     facts = pipeline.inspect(file)
+    cache = pipeline.cache_cost(facts)
     if json:
-        console.show_json(report.inspect_json(facts))
+        console.show_json(report.inspect_json(facts, cache))
     else:
-        console.show(report.inspect_view(facts))
+        console.show(report.inspect_view(facts, cache))

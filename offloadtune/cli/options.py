@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import difflib
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from offloadtune.errors import UsageError
 from offloadtune.records import WORKLOADS, Settings, Target, Workload
@@ -19,6 +20,7 @@ Value = TypeVar("Value")
 _WORKLOAD_FORMS = (
     f"{', '.join(WORKLOADS)}, four numbers like 2048/256/256/1 (cached/new/generated/sequences), or a TOML file"
 )
+_LINE_BYTES = 1 << 21
 _ENUMS = {
     "flash_attn_type": ("auto", "disabled", "enabled"),
     "load_mode": ("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"),
@@ -67,16 +69,28 @@ def choice(option: str, text: str, values: Sequence[str]) -> str:
     raise UsageError(f"{option} {text!r} is not known.", hint=f"use {_nearest(text, values)}")
 
 
+def alone(option: str, is_alone: bool, why: str) -> None:  # noqa: FBT001 - reads like a sentence
+    """Raise UsageError where `option` is not alone."""
+    if not is_alone:
+        raise UsageError(f"{option} goes with no other option but --json: {why}.", hint=f"leave out all but {option}")
+
+
 def lines_of(path: Path) -> Iterator[str]:
-    """The lines of a text file, or of stdin for "-". Raises UsageError where it cannot be read."""
+    """The lines of a text file, or of stdin for "-". Raises UsageError where it cannot be read.
+
+    Of a longer line than any that is meant the beginning is given, which is still too long. Bytes that are no text
+    are kept as Python keeps them in names of files.
+    """
     try:
         if str(path) == "-":
-            yield from sys.stdin
+            yield from _lines(sys.stdin.buffer)
             return
-        with path.open(encoding="utf-8", errors="replace") as stream:
-            yield from stream
-    except OSError as error:
-        reason = error.strerror or "it cannot be read"
+        with path.open("rb") as stream:
+            yield from _lines(stream)
+    except BrokenPipeError:  # what takes our answers has ended, not what brings the questions
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it cannot be read"
         raise UsageError(
             f"--batch {str(path)!r}: {reason}.", hint="name a file of JSON lines, or - for stdin"
         ) from None
@@ -85,6 +99,16 @@ def lines_of(path: Path) -> Iterator[str]:
 def target(text: str | None) -> Target | None:
     """The target named, None when none is. Raises UsageError."""
     return Target(choice("--target", text, list(Target))) if text else None
+
+
+def _lines(stream: BinaryIO) -> Iterator[str]:
+    beginning = codecs.BOM_UTF8
+    while line := stream.readline(_LINE_BYTES):
+        rest = line
+        while not rest.endswith(b"\n") and (rest := stream.readline(_LINE_BYTES)):
+            pass
+        yield line.removeprefix(beginning).decode(errors="surrogateescape")
+        beginning = b""
 
 
 def _is_file(text: str) -> bool:

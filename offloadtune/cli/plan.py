@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offloadtune.cli.completion import one_of
+from offloadtune.cli.completion import name_of, one_of
 from offloadtune.records import Target
 
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
@@ -17,9 +17,22 @@ _LOAD_MODES = ("mmap", "none", "mlock", "mmap_mlock", "direct_io", "auto")
 
 def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
     file: Annotated[Path | None, typer.Argument(help="A GGUF model file.", show_default=False)] = None,
-    shape: Annotated[str | None, typer.Option(metavar="NAME", help="A published model, without its file.")] = None,
-    quant: Annotated[str | None, typer.Option(metavar="NAME", help="The quantisation of --shape, like Q4_K_M.")] = None,
-    card: Annotated[str | None, typer.Option(metavar="NAME", help="Plan for this card, like 'RTX 3090'.")] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A published model, without its file.", autocompletion=name_of("shape_names")
+        ),
+    ] = None,
+    quant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The quantisation of --shape, like Q4_K_M.", autocompletion=name_of("quant_names")
+        ),
+    ] = None,
+    card: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Plan for this card, like 'RTX 3090'.", autocompletion=name_of("card_names")),
+    ] = None,
     n_devices: Annotated[int, typer.Option("--n-devices", min=1, max=16, help="So many of that card.")] = 1,
     vram_limit: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Use at most this much memory of each device.")
@@ -63,6 +76,12 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
     load_mode: Annotated[
         str | None, typer.Option("--load-mode", help=f"{', '.join(_LOAD_MODES)}.", autocompletion=one_of(_LOAD_MODES))
     ] = None,
+    draft: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A draft model, all of it on the last device.")
+    ] = None,
+    mmproj: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A projector of images, on the first device.")
+    ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Ask the engine itself, which loads nothing.")] = False,
     batch: Annotated[
         Path | None,
@@ -75,10 +94,6 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
     from offloadtune.cli import console, options  # noqa: PLC0415
     from offloadtune.plans import PlanRequest  # noqa: PLC0415
 
-    if batch is not None:
-        for answer in pipeline.plan_lines(options.lines_of(batch)):
-            console.show_json_line(report.plan_line_json(answer))
-        return
     asked: dict[str, Any] = {
         "n_gpu_layers": n_gpu_layers,
         "n_ctx": n_ctx,
@@ -105,8 +120,14 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
         endpoints=tuple(rpc or ()),
         target=Target(options.choice("--target", target, list(Target))),
         asked={name: value for name, value in asked.items() if value is not None},
+        draft=draft,
+        mmproj=mmproj,
         is_exact=exact,
     )
+    if batch is not None:
+        options.alone("--batch", request == PlanRequest(), "its lines say what is planned")
+        console.show_json_lines(report.plan_line_json(one) for one in pipeline.plan_lines(options.lines_of(batch)))
+        return
     found = pipeline.plan(request)
     if json:
         console.show_json(report.plan_report_json(found))

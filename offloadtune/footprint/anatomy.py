@@ -298,9 +298,9 @@ def _n_ff(facts: GgufFacts, values: Mapping[str, Any]) -> Ints:
     """Width of each block's feed-forward network, 0 where the header has none."""
     value = values.get("feed_forward_length", 0)
     if isinstance(value, tuple | list):
-        widths = [int(v) for v in value][: facts.n_layer]
+        widths = [max(int(v), 0) for v in value][: facts.n_layer]
         return np.array(widths + [0] * (facts.n_layer - len(widths)), dtype=np.int64)
-    return np.full(facts.n_layer, value if isinstance(value, int) else 0, dtype=np.int64)
+    return np.full(facts.n_layer, max(value, 0) if isinstance(value, int) else 0, dtype=np.int64)
 
 
 def _why_inexact(facts: GgufFacts, values: Mapping[str, Any]) -> str:
@@ -314,4 +314,4 @@ def _why_inexact(facts: GgufFacts, values: Mapping[str, Any]) -> str:
 
 def _count(values: Mapping[str, Any], key: str, default: int = 0) -> int:
     value = values.get(key, default)
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default

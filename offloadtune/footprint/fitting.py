@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from offloadtune.footprint.anatomy import Backend, Bools, Ints
-from offloadtune.footprint.compute import Terms
 from offloadtune.footprint.grid import Grid
-from offloadtune.footprint.reckon import Footprints, reckon
+from offloadtune.footprint.reckon import Footprints
 from offloadtune.plans import DevicePlan, HostPlan
 from offloadtune.records import GgufFacts, Settings
 from offloadtune.units import format_bytes
@@ -65,17 +64,16 @@ def fits(found: Footprints, room: Room, *, is_mapped: bool, is_exact: bool = Fal
     return ok
 
 
-def largest_contexts(
-    facts: GgufFacts, settings: Settings, n_gpu_layers: Sequence[int], room: Room, terms: Sequence[Terms | None] | None
-) -> Ints:
-    """The largest n_ctx that fits with each n_gpu_layers, in steps of 256 up to the training's; 0 where none does."""
-    k = np.asarray(n_gpu_layers, dtype=np.int64)
-    low, high = np.zeros_like(k), np.full_like(k, (facts.n_ctx_train or _N_CTX_UNTRAINED) // _CELLS_STEP)
+def largest_contexts(n_ctx_train: int, n_settings: int, do_fit: Callable[[Ints], Bools]) -> Ints:
+    """The largest n_ctx for each setting with which it fits, in steps of 256 up to the training's; 0 where none does.
+
+    `do_fit` says for which settings an n_ctx each does.
+    """
+    low = np.zeros(n_settings, dtype=np.int64)
+    high = np.full_like(low, (n_ctx_train or _N_CTX_UNTRAINED) // _CELLS_STEP)
     while (low < high).any():
         middle = (low + high + 1) // 2
-        grid = grid_of(facts, settings, n_gpu_layers=k, n_ctx=np.maximum(middle, 1) * _CELLS_STEP)
-        found = reckon(facts, grid, room.backends, room.shares, terms)
-        ok = fits(found, room, is_mapped=is_mapped(settings), is_exact=terms is not None)
+        ok = do_fit(np.maximum(middle, 1) * _CELLS_STEP)
         low, high = np.where(ok, middle, low), np.where(ok, high, middle - 1)
     return low * _CELLS_STEP
 
@@ -105,6 +103,6 @@ def refusals(devices: Sequence[DevicePlan], host: HostPlan) -> list[str]:
     if host.available_bytes is not None and host.held_bytes > host.available_bytes:
         short = format_bytes(host.held_bytes - host.available_bytes)
         has = format_bytes(host.available_bytes)
-        advice = "" if host.is_mapped else ", since the weights are held there; mapped from the file they need not be"
+        advice = "" if host.is_mapped else ": mapped from the file, weights need less"
         found.append(f"Main memory has {has} available and lacks {short}{advice}.")
     return found

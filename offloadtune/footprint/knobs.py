@@ -9,6 +9,8 @@ from offloadtune.footprint.grid import BYTES_OF_32
 from offloadtune.records import GgufFacts, Settings
 
 _N_BLOCK = 32
+_KEYS_OF_STATES = ("kda.", "shortconv.", "ssm.", "token_shift", "wkv.")
+_MAX_PRODUCT = 1 << 55  # leaves room for the bytes of a value and the kinds of memory
 _N_SEQ_LIMIT = 256  # LLAMA_MAX_SEQ
 
 
@@ -21,6 +23,11 @@ def contradiction(facts: GgufFacts, settings: Settings) -> tuple[str, str] | Non
 
 
 def _contradictions(facts: GgufFacts, settings: Settings) -> Iterator[tuple[str, str]]:
+    if _is_beyond_counting(facts, settings):
+        yield (
+            "These sizes multiply to more bytes than can be counted.",
+            "correct the numbers, or download the file again",
+        )
     if min(settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max) < 1:
         yield "n_ctx, n_batch, n_ubatch and n_seq_max must be at least 1.", "name numbers above 0"
     if settings.n_seq_max > _N_SEQ_LIMIT:
@@ -51,6 +58,30 @@ def warnings(facts: GgufFacts, settings: Settings) -> list[str]:
     if why := anatomy_of(facts).why_inexact:
         found.append(f"The cache is an estimate: {why}.")
     return found
+
+
+def _is_beyond_counting(facts: GgufFacts, settings: Settings) -> bool:
+    """Whether a product of counts would leave 64 bits: a header may claim anything."""
+    n_ctx, n_ubatch, n_seq = (max(one, 1) for one in (settings.n_ctx, settings.n_ubatch, settings.n_seq_max))
+    head = max(facts.n_embd_head_k, facts.n_embd_head_v, _claimed(facts, "attention."), 1)
+    n_heads = max((*facts.n_head, *facts.n_head_kv, 1))
+    of_token = max(n_heads * head, facts.n_vocab, facts.n_embd, _claimed(facts, "feed_forward", "expert_feed"))
+    of_caches = (n_heads * head + _claimed(facts, *_KEYS_OF_STATES) ** 2) * facts.n_layer * n_seq
+    products = (
+        max(n_ctx, facts.n_ctx_train) * n_heads * head * facts.n_layer,
+        of_caches,
+        n_ctx * n_ubatch * n_heads,
+        max(n_ubatch, n_seq) * of_token * max(facts.n_expert_used, 1),
+    )
+    return max(products) > _MAX_PRODUCT
+
+
+def _claimed(facts: GgufFacts, *beginnings: str) -> int:
+    """The largest count under the architecture's keys that begin so; a window is none, it ends with the context."""
+    keys = tuple(f"{facts.arch}.{beginning}" for beginning in beginnings)
+    values = [value for name, value in facts.key_values if name.startswith(keys) and not name.endswith("window")]
+    counts = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]
+    return max((abs(one) for one in counts if isinstance(one, int)), default=0)
 
 
 def _is_quantised(name: str) -> bool:

@@ -41,6 +41,11 @@ class Footprints:
         names = [field.name for field in fields(cls)]
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names})
 
+    def __add__(self, other: Footprints) -> Footprints:
+        """Of two models together, setting by setting."""
+        names = [field.name for field in fields(self)]
+        return Footprints(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:

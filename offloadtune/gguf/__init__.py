@@ -9,10 +9,12 @@ Hands of floor 1: opens files read-only and decides nothing. From the bytes up:
     shards     any shard -> the headers of all of them
     identity   headers -> `gguf_id`; files -> SHA-256
     attention  heads and sliding windows, per block, as llama.cpp reads them
+    projector  headers -> the weights of what accompanies a model
     facts      headers -> `GgufFacts`
 """
 
 from offloadtune.gguf.facts import facts_of_parts, read_gguf
 from offloadtune.gguf.identity import identify, sha256_of
+from offloadtune.gguf.projector import projector_bytes
 
-__all__ = ["facts_of_parts", "identify", "read_gguf", "sha256_of"]
+__all__ = ["facts_of_parts", "identify", "projector_bytes", "read_gguf", "sha256_of"]

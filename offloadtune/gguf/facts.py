@@ -15,6 +15,7 @@ from offloadtune.gguf.attention import head_sizes, per_block, sliding_window
 from offloadtune.gguf.header import Header, header_of_parts, shown
 from offloadtune.gguf.identity import identify_headers
 from offloadtune.gguf.opening import damaged
+from offloadtune.gguf.projector import is_projector
 from offloadtune.gguf.shards import read_shards
 from offloadtune.gguf.tables import FILE_TYPES
 from offloadtune.records import GgufFacts, TensorFacts
@@ -28,8 +29,6 @@ _MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 _FTYPE_GUESSED = 1024
 
 _COMPANIONS = {
-    "mmproj": "the projector",
-    "projector": "the projector",
     "adapter": "a LoRA adapter",
     "imatrix": "an importance matrix",
 }
@@ -125,7 +124,7 @@ class _Sums:
 def _architecture(header: Header) -> str:
     arch = header.text("general.architecture")
     kind = header.text("general.type")
-    companion = _COMPANIONS["mmproj"] if arch == "clip" else _COMPANIONS.get(kind or "")
+    companion = "the projector" if is_projector(arch, kind) else _COMPANIONS.get(kind or "")
     if companion:
         hint = "Name the model's own .gguf file, which it accompanies."
         raise GgufError(f"{header.path} is {companion}, not the model.", hint=hint)

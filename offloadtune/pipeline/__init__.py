@@ -6,6 +6,7 @@ here         the same on this machine's own devices
 batches      the same for every line of a file
 foretelling  what the engine itself says of them
 rooms        cards to plan on, by name
+companions   a draft model or a projector beside it
 shapes       a model by name instead of by file
 calibrating  what trials taught of the devices
 sweeping     one sweep from its checks to its answer
@@ -34,12 +35,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from offloadtune.pipeline.batches import plan_lines
     from offloadtune.pipeline.planning import plan
-    from offloadtune.pipeline.probing import crash_path, inspect, probe
+    from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe
+    from offloadtune.pipeline.shapes import card_names, quant_names, shape_names
     from offloadtune.pipeline.summing import history
     from offloadtune.pipeline.sweeping import sweep
     from offloadtune.pipeline.using import export_stored, recommend_stored, serve_stored, server_command, write_export
 
 __all__ = [
+    "cache_cost",
+    "card_names",
     "crash_path",
     "export_stored",
     "history",
@@ -47,20 +51,26 @@ __all__ = [
     "plan",
     "plan_lines",
     "probe",
+    "quant_names",
     "recommend_stored",
     "serve_stored",
     "server_command",
+    "shape_names",
     "sweep",
     "write_export",
 ]
 
 _HOMES = {
+    "cache_cost": "probing",
+    "card_names": "shapes",
     "crash_path": "probing",
     "history": "summing",
     "inspect": "probing",
     "plan": "planning",
     "plan_lines": "batches",
     "probe": "probing",
+    "quant_names": "shapes",
+    "shape_names": "shapes",
     "sweep": "sweeping",
 }
 """Modules of the names above; the others are in `using`."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Iterable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 from offloadtune.errors import OffloadTuneError, UsageError
 from offloadtune.footprint import BYTES_OF_32
+from offloadtune.pipeline.companions import companions_for
 from offloadtune.pipeline.planning import facts_for, plan_memory
 from offloadtune.pipeline.rooms import named_place
 from offloadtune.plans import MemoryPlan, PlanRequest
-from offloadtune.records import GgufFacts, Target
+from offloadtune.records import Target
+
+Found = TypeVar("Found")
 
 _COUNTS = ("n_gpu_layers", "n_ctx", "n_batch", "n_ubatch", "n_cpu_moe", "n_seq_max", "n_outputs_max")
 _CHOICES = {
@@ -27,45 +32,54 @@ _FLASH_ATTN = {
     **dict.fromkeys(("auto", "-1", -1), "auto"),
 }
 _OF_SPEED = ("ram_gb_per_s", "n_prompt_tokens", "depth")
-_OF_PLACE = ("file", "shape", "quant", "card", "vram_limit_bytes", "ram_limit_bytes", "n_devices", "target")
-_KEYS = {*_COUNTS, *_CHOICES, *_SWITCHES, *_OF_SPEED, *_OF_PLACE, "flash_attn"}
+_OF_FILES = ("file", "draft", "mmproj")
+_OF_PLACE = ("shape", "quant", "card", "vram_limit_bytes", "ram_limit_bytes", "n_devices", "target")
+_KEYS = sorted({*_COUNTS, *_CHOICES, *_SWITCHES, *_OF_SPEED, *_OF_FILES, *_OF_PLACE, "flash_attn"})
 _UNTIL_ASKED = {"n_gpu_layers": -1, "swa_full": False, "flash_attn_type": "auto", "n_outputs_max": 0}
 """What a line leaves out is as in llama.cpp's own programs, except that logits are kept for the whole batch."""
 
 _TOO_LARGE = 1 << 53
+_TOO_LONG = 1 << 20
+_N_CHARS_OF_TEXT = 4096  # as long as a path can be
+_N_KEPT = 64
 _SHOWN = 60
 _FORM = 'write like {"shape": "llama-3-8b", "quant": "Q4_K_M"}'
 
 
 def plan_lines(lines: Iterable[str]) -> Iterator[MemoryPlan | str]:
-    """The plan of each line that is not blank, in order, or the sentence that says why it has none."""
-    known: dict[tuple[Any, ...], GgufFacts] = {}
+    """The plan of each line that is not blank, in order, or the sentences that say why it has none and what to do.
+
+    A header is read once for the lines that name its file; of the last few only, so that memory stays bounded.
+    """
+    facts_of, companions_of = _kept(facts_for), _kept(companions_for)
     for line in lines:
         if not line.strip():
             continue
         try:
             request = request_of(line)
-            key = (request.path, request.shape, request.quant)
-            if key not in known:
-                known[key] = facts_for(request)
-            yield plan_memory(request, known[key], named_place(request))
+            about = PlanRequest(path=request.path, shape=request.shape, quant=request.quant)
+            beside = PlanRequest(draft=request.draft, mmproj=request.mmproj)
+            yield plan_memory(request, facts_of(about), named_place(request), companions_of(beside))
         except OffloadTuneError as error:
-            yield f"{error} {error.hint}".strip() if error.hint else str(error)
+            hint = error.hint.strip()
+            yield f"{error} {hint[:1].upper()}{hint[1:].rstrip('.')}." if hint else str(error)
 
 
 def request_of(line: str) -> PlanRequest:
     """What one line asks. Raises UsageError."""
     spec = _object(line)
-    unknown = sorted(set(spec) - _KEYS)
+    unknown = sorted(set(spec) - set(_KEYS))
     if unknown:
-        raise UsageError(f"{unknown[0]!r} is no key of a specification.", hint=f"use {', '.join(sorted(_KEYS))}")
+        raise UsageError(f"{_shown(unknown[0])} is no key of a specification.", hint=_nearest_keys(unknown[0]))
     spec = {key: value for key, value in spec.items() if value is not None}
     for key in _OF_SPEED:
         _number(spec, key, default=0)
     target = Target(_choice(spec, "target", list(Target))) if "target" in spec else None
-    path = _text(spec, "file")
+    path, draft, mmproj = (None if text is None else Path(text) for text in (_text(spec, key) for key in _OF_FILES))
     return PlanRequest(
-        path=None if path is None else Path(path),
+        path=path,
+        draft=draft,
+        mmproj=mmproj,
         shape=_text(spec, "shape"),
         quant=_text(spec, "quant"),
         card=_text(spec, "card"),
@@ -89,14 +103,50 @@ def _asked(spec: dict[str, Any]) -> dict[str, Any]:
     return asked
 
 
+def _kept(read: Callable[[PlanRequest], Found]) -> Callable[[PlanRequest], Found]:
+    """`read` with its last answers kept by what they depend on."""
+    kept: OrderedDict[tuple[Any, ...], Found] = OrderedDict()
+
+    def answer(request: PlanRequest) -> Found:
+        key = (request.path, request.shape, request.quant, request.draft, request.mmproj)
+        kept[key] = kept.pop(key) if key in kept else read(request)
+        if len(kept) > _N_KEPT:
+            kept.popitem(last=False)
+        return kept[key]
+
+    return answer
+
+
+def _nearest_keys(name: str) -> str:
+    near = difflib.get_close_matches(name[:_SHOWN], _KEYS, n=1)
+    return f"use {near[0]} (or one of {', '.join(_KEYS)})" if near else f"use one of {', '.join(_KEYS)}"
+
+
 def _object(line: str) -> dict[str, Any]:
+    if len(line) > _TOO_LONG:
+        raise UsageError(f"The line is longer than {_TOO_LONG} characters.", hint=_FORM)
     try:
-        spec = json.loads(line)
+        spec = json.loads(line, object_pairs_hook=_without_doubles, parse_constant=_refused_constant)
+    except RecursionError:
+        raise UsageError("The line is not JSON that is meant: it is nested too deep.", hint=_FORM) from None
     except ValueError as error:
         raise UsageError(f"The line is not JSON: {error}.", hint=_FORM) from None
     if not isinstance(spec, dict):
         raise UsageError("The line is not a JSON object.", hint=_FORM)
     return spec
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    spec = dict(pairs)
+    if len(spec) < len(pairs):
+        double, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise UsageError(f"The key {_shown(double)} occurs twice.", hint="name it once")
+    return spec
+
+
+def _refused_constant(name: str) -> NoReturn:
+    message = f"it has no {name}"
+    raise ValueError(message)
 
 
 def _number(spec: dict[str, Any], key: str, default: float) -> float:
@@ -121,6 +171,9 @@ def _text(spec: dict[str, Any], key: str) -> str | None:
     value = spec.get(key)
     if value is not None and not isinstance(value, str):
         raise UsageError(f"{key} must be a text, not {_shown(value)}.", hint="correct this line")
+    if value is not None and not 0 < len(value) <= _N_CHARS_OF_TEXT:
+        what = "is empty" if not value else f"is longer than {_N_CHARS_OF_TEXT} characters"
+        raise UsageError(f"{key} {what}.", hint="correct this line")
     return value
 
 

@@ -31,6 +31,8 @@ def plan_here(request: PlanRequest) -> PlanReport:
         try:
             engine, devices = runner.describe()
         except (EngineMissingError, EngineError) as error:
+            if isinstance(error, EngineMissingError) and (request.is_exact or request.endpoints):
+                raise EngineMissingError(str(error), hint=rebuild_line()) from None
             if request.is_exact or request.endpoints:
                 raise
             return _plan_without_engine(request, error)

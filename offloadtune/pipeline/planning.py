@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from offloadtune.errors import UsageError
 from offloadtune.footprint import (
     COMPUTE_BAND_FRAC,
+    Footprints,
     Grid,
     Terms,
     contradiction,
@@ -25,6 +27,7 @@ from offloadtune.footprint import (
     warnings,
 )
 from offloadtune.gguf import read_gguf
+from offloadtune.pipeline.companions import NONE, Companions, companions_for
 from offloadtune.pipeline.foretelling import Foretold, Parts
 from offloadtune.pipeline.rooms import Place, named_place
 from offloadtune.pipeline.shapes import facts_of_shape, weights_basis
@@ -47,6 +50,8 @@ _N_CTX_STEP = 4096
 _SERVER_PROMPT_CACHE_BYTES = 8 * GIB  # llama-server's --cache-ram unless told otherwise
 
 
+Ints = NDArray[np.int64]
+
 Ask = Callable[[GgufFacts, Settings, Place], Foretold]
 """How the engine is asked."""
 
@@ -59,6 +64,7 @@ class Question:
     settings: Settings
     target: Target
     place: Place
+    companions: Companions = NONE
     warnings: tuple[str, ...] = ()
 
     def with_layers(self, n_gpu_layers: int) -> Question:
@@ -69,6 +75,8 @@ def facts_for(request: PlanRequest) -> GgufFacts:
     """The header of the file, or of the shape in its quantisation. Raises GgufError, UnknownNameError, UsageError."""
     if (request.path is None) == (request.shape is None):
         raise UsageError("A plan needs a file or a --shape, and not both.", hint="offloadtune plan --help")
+    if request.path is not None and request.quant:
+        raise UsageError("A file says its own quantisation.", hint="leave out --quant, or name a --shape")
     if request.path is not None:
         return read_gguf(request.path, identify=False)
     if not request.quant:
@@ -89,6 +97,9 @@ def settings_for(request: PlanRequest, facts: GgufFacts) -> Settings:
         asked["n_ctx"] = facts.n_ctx_train or N_CTX_PLANNED
     if 0 < asked.get("n_outputs_max", 0) < asked.get("n_seq_max", 1):  # llama.cpp needs an output for each sequence
         asked["n_outputs_max"] = asked["n_seq_max"]
+    for name, most in (("n_cpu_moe", facts.n_layer), ("n_outputs_max", asked["n_ctx"])):  # more is the same
+        if name in asked:
+            asked[name] = min(asked[name], most)
     n_batch = max(base.n_batch, asked.get("n_ubatch", 0))
     settings = base.replace(**{"n_batch": n_batch, **asked})
     if refused := contradiction(facts, settings):
@@ -98,9 +109,9 @@ def settings_for(request: PlanRequest, facts: GgufFacts) -> Settings:
     return settings.replace(n_gpu_layers=everything if layers < 0 else min(layers, everything))
 
 
-def plan_memory(request: PlanRequest, facts: GgufFacts, place: Place) -> MemoryPlan:
+def plan_memory(request: PlanRequest, facts: GgufFacts, place: Place, companions: Companions = NONE) -> MemoryPlan:
     """One plan by arithmetic, without its surroundings."""
-    question = _question(request, facts, place)
+    question = _question(request, facts, place, companions)
     return _plan(question, _parts(question), Tier.ARITHMETIC)
 
 
@@ -125,7 +136,7 @@ def report_of(request: PlanRequest, place: Place, ask: Ask | None) -> PlanReport
     With `ask` the engine speaks. Raises as `facts_for` does, and what `ask` raises.
     """
     facts = facts_for(request)
-    question = _question(request, facts, place)
+    question = _question(request, facts, place, companions_for(request))
     chose = "n_gpu_layers" not in request.asked and place.room.is_known
     if chose:
         question = question.with_layers(_most_layers(question, None))
@@ -153,10 +164,18 @@ def _foretold(question: Question, foretold: Foretold) -> MemoryPlan:
     return dataclasses.replace(plan, n_splits=foretold.n_splits, warnings=(*plan.warnings, *foretold.warnings))
 
 
-def _question(request: PlanRequest, facts: GgufFacts, place: Place) -> Question:
+def _question(request: PlanRequest, facts: GgufFacts, place: Place, companions: Companions) -> Question:
     settings = settings_for(request, facts)
-    said = () if request.quant is None or request.shape is None else (weights_basis(request.quant),)
-    question = Question(facts=facts, settings=settings, target=request.target, place=place, warnings=said)
+    if refused := companions.contradiction(settings):
+        raise UsageError(f"The draft model: {refused[0]}", hint=refused[1])
+    question = Question(
+        facts=facts,
+        settings=settings,
+        target=request.target,
+        place=place,
+        companions=companions,
+        warnings=(weights_basis(request.quant),) if request.shape and request.quant else (),
+    )
     return question if place.room.names else question.with_layers(0)
 
 
@@ -178,8 +197,11 @@ def _parts(question: Question) -> Parts:
 
 def _plan(question: Question, parts: Parts, tier: Tier) -> MemoryPlan:
     facts, settings, room = question.facts, question.settings, question.place.room
-    devices = tuple(_device_plans(question.place, parts, tier))
+    devices = tuple(_device_plans(question, parts, tier))
     host = _host_plan(question, parts)
+    if question.companions:
+        devices = question.companions.beside_devices(devices, settings, room)
+        host = question.companions.beside_host(host, settings, room)
     why_not = refusals(devices, host)
     is_known = room.is_known if room.names else room.available_bytes is not None
     return MemoryPlan(
@@ -192,27 +214,33 @@ def _plan(question: Question, parts: Parts, tier: Tier) -> MemoryPlan:
         host=host,
         fits=False if why_not else (True if is_known else None),
         refusals=tuple(why_not),
-        warnings=(*warnings(facts, settings), *question.warnings, *question.place.warnings, *_host_warnings(host)),
+        warnings=(
+            *warnings(facts, settings),
+            *question.warnings,
+            *question.companions.warnings(facts, room, tier),
+            *question.place.warnings,
+            *_host_warnings(host),
+        ),
     )
 
 
-def _device_plans(place: Place, parts: Parts, tier: Tier) -> Iterator[DevicePlan]:
-    room = place.room
-    rows = zip(
-        room.names, parts.devices, room.runtime_bytes, room.margin_bytes, place.bases, room.free_bytes, strict=True
-    )
-    for name, (weights, cache, compute), runtime, margin, basis, free in rows:
-        is_used = weights + cache + compute > 0
+def _device_plans(question: Question, parts: Parts, tier: Tier) -> Iterator[DevicePlan]:
+    place, room = question.place, question.place.room
+    n_ctx = np.array([question.settings.n_ctx])
+    beside = question.companions.footprints(question.settings, room, n_ctx).device_bytes[:, 0].tolist()
+    for i, (weights, cache, compute) in enumerate(parts.devices):
+        is_used = weights + cache + compute + beside[i] > 0
         band = math.ceil(compute * COMPUTE_BAND_FRAC) if tier is Tier.ARITHMETIC else 0
+        runtime, basis = room.runtime_bytes[i] * is_used, place.bases[i]
         yield DevicePlan(
-            name=name,
+            name=room.names[i],
             weights_bytes=weights,
             kv_cache_bytes=cache,
             compute_bytes=compute,
-            runtime_bytes=None if basis is RuntimeBasis.UNKNOWN else runtime * is_used,
+            runtime_bytes=None if basis is RuntimeBasis.UNKNOWN else runtime,
             runtime_basis=basis,
-            band_bytes=(band + margin) * is_used,
-            free_bytes=free,
+            band_bytes=(band + room.margin_bytes[i]) * is_used,
+            free_bytes=room.free_bytes[i],
         )
 
 
@@ -236,7 +264,7 @@ def _host_warnings(host: HostPlan) -> list[str]:
     if host.available_bytes is None:
         return found
     if host.held_bytes <= host.available_bytes < host.total_bytes:
-        found.append("The mapped weights are more than main memory has available: they will be read from disk again.")
+        found.append("Main memory cannot keep all mapped weights: some will be read from disk for every token.")
     if host.prompt_cache_bytes and host.total_bytes + host.prompt_cache_bytes > host.available_bytes:
         found.append("The server's cache of past prompts may outgrow main memory: limit it with --cache-ram.")
     return found
@@ -245,12 +273,20 @@ def _host_warnings(host: HostPlan) -> list[str]:
 # --- around it -----------------------------------------------------------------------------------------------------
 
 
+def _footprints(question: Question, terms: Sequence[Terms] | None, n_gpu_layers: Ints, n_ctx: Ints) -> Footprints:
+    """The model with what is loaded beside it, one entry for each pair of the arrays."""
+    facts, room = question.facts, question.place.room
+    grid = grid_of(facts, question.settings, n_gpu_layers=n_gpu_layers, n_ctx=n_ctx)
+    found = reckon(facts, grid, room.backends, room.shares, terms)
+    return found + question.companions.footprints(question.settings, room, n_ctx)
+
+
 def _most_layers(question: Question, terms: Sequence[Terms] | None) -> int:
     """The most n_gpu_layers that fit, 0 where none does."""
-    facts, settings, room = question.facts, question.settings, question.place.room
-    layers = np.arange(facts.n_layer + 1, -1, -1)
-    found = reckon(facts, grid_of(facts, settings, n_gpu_layers=layers), room.backends, room.shares, terms)
-    ok = fits(found, room, is_mapped=is_mapped(settings), is_exact=terms is not None)
+    layers = np.arange(question.facts.n_layer + 1, -1, -1)
+    found = _footprints(question, terms, layers, np.full_like(layers, question.settings.n_ctx))
+    is_exact = terms is not None and not question.companions
+    ok = fits(found, question.place.room, is_mapped=is_mapped(question.settings), is_exact=is_exact)
     return int(layers[ok.argmax()]) if ok.any() else 0
 
 
@@ -259,11 +295,17 @@ def _rows(question: Question, terms: Sequence[Terms] | None) -> tuple[LayerRow, 
     if not room.names:
         return ()
     layers = np.arange(facts.n_layer + 2)
-    found = reckon(facts, grid_of(facts, settings, n_gpu_layers=layers), room.backends, room.shares, terms)
-    totals = found.device_bytes.sum(axis=0).tolist()
+    used = _footprints(question, terms, layers, np.full_like(layers, settings.n_ctx)).device_bytes
+    totals = (used + np.where(used > 0, np.array(room.runtime_bytes)[:, None], 0)).sum(axis=0).tolist()
     if not room.is_known:
         return tuple(LayerRow(n_gpu_layers=k, device_bytes=n, n_ctx_max=None) for k, n in enumerate(totals))
-    contexts = largest_contexts(facts, settings, layers.tolist(), room, terms).tolist()
+    is_exact = terms is not None and not question.companions
+
+    def do_fit(n_ctx: Ints) -> NDArray[np.bool_]:
+        found = _footprints(question, terms, layers, n_ctx)
+        return fits(found, room, is_mapped=is_mapped(settings), is_exact=is_exact)
+
+    contexts = largest_contexts(facts.n_ctx_train, len(layers), do_fit).tolist()
     whole = facts.n_ctx_train // 256 * 256
     return tuple(
         LayerRow(n_gpu_layers=k, device_bytes=n, n_ctx_max=n_ctx, is_all=n_ctx == whole)
@@ -273,12 +315,10 @@ def _rows(question: Question, terms: Sequence[Terms] | None) -> tuple[LayerRow, 
 
 def _costs(question: Question, terms: Sequence[Terms] | None) -> tuple[int | None, int | None]:
     """Device bytes of one more layer (of the last one, where all are there) and of 4096 more tokens of context."""
-    facts, settings, room = question.facts, question.settings, question.place.room
-    if not room.names:
+    if not question.place.room.names:
         return None, None
-    k, n_ctx = settings.n_gpu_layers, pad_256(settings.n_ctx)
-    below, above = (k, k + 1) if k <= facts.n_layer else (k - 1, k)
+    k, n_ctx = question.settings.n_gpu_layers, pad_256(question.settings.n_ctx)
+    below, above = (k, k + 1) if k <= question.facts.n_layer else (k - 1, k)
     layers, contexts = np.array([below, above, k, k]), np.array([n_ctx, n_ctx, n_ctx, n_ctx + _N_CTX_STEP])
-    grid = grid_of(facts, settings, n_gpu_layers=layers, n_ctx=contexts)
-    totals = reckon(facts, grid, room.backends, room.shares, terms).device_bytes.sum(axis=0)
+    totals = _footprints(question, terms, layers, contexts).device_bytes.sum(axis=0)
     return int(totals[1] - totals[0]), int(totals[3] - totals[2])

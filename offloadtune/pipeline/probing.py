@@ -11,8 +11,11 @@ from offloadtune.engine import Runner
 from offloadtune.errors import EngineError, EngineMissingError
 from offloadtune.gguf import read_gguf
 from offloadtune.pipeline.rebuilding import missing_backend, rebuild_line
+from offloadtune.plans import CacheCost
 from offloadtune.probe import probe_host
-from offloadtune.records import EngineBuild, GgufFacts, Machine, Note
+from offloadtune.records import EngineBuild, GgufFacts, Machine, Note, Settings
+
+_N_CTX_BLOCK = 256
 
 
 def probe(endpoints: Sequence[str] = (), *, measure: bool = True) -> tuple[Machine, EngineBuild | None]:
@@ -43,3 +46,19 @@ def crash_path() -> Path:
 def inspect(path: Path) -> GgufFacts:
     """What the header of the file says. Raises GgufError."""
     return read_gguf(path)
+
+
+def cache_cost(facts: GgufFacts) -> CacheCost | None:
+    """What a context costs in cache: f16, every block, one sequence, blocks that slide keeping no more than they must.
+
+    None where the header's counts are absurd.
+    """
+    from offloadtune.footprint import contradiction, kv_cache_bytes  # noqa: PLC0415 - numpy is slow to import
+
+    n_ctx = (facts.n_swa // _N_CTX_BLOCK + 8) * _N_CTX_BLOCK  # past the window and a batch
+    settings = Settings(n_ctx=n_ctx, swa_full=False)
+    if contradiction(facts, settings):
+        return None
+    small, large = (kv_cache_bytes(facts, settings.replace(n_ctx=n)) for n in (n_ctx, n_ctx + _N_CTX_BLOCK))
+    per_token = (large - small) // _N_CTX_BLOCK
+    return CacheCost(bytes_per_token=per_token, fixed_bytes=small - per_token * n_ctx)

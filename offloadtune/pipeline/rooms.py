@@ -59,5 +59,5 @@ def _unknown_size(card: catalogue.Card | None, limit_bytes: int | None) -> tuple
         return ()
     if card.vram_bytes is None and limit_bytes is None:
         return (f"{card.name} has no memory of its own: name what it may use with --vram-limit.",)
-    usable = f"{USABLE_FRAC:.0%} of its nominal memory, as drivers leave it"
+    usable = f"{USABLE_FRAC:.0%} of its nominal memory"
     return (f"{card.name} is reckoned with {usable}; a desktop shown by it takes its part.",)

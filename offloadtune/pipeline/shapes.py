@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from offloadtune import catalogue, gguf
+from offloadtune.catalogue import card_names, shape_names
 from offloadtune.records import GgufFacts
+
+__all__ = ["card_names", "facts_of_shape", "quant_names", "shape_names"]
+
+
+def quant_names() -> tuple[str, ...]:
+    """Every quantisation's name."""
+    return tuple(catalogue.QUANTS)
 
 
 def facts_of_shape(name: str, quant: str, *, has_imatrix: bool | None = None) -> GgufFacts:

@@ -10,8 +10,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from offloadtune.plans import CacheCost
 from offloadtune.recalls import JournalSummary, RecallReport, UnreadableJournal
 from offloadtune.records import Comparison, EngineBuild, Figures, GgufFacts, Machine, Outcome, Recommendation
+from offloadtune.report.words import largest_tensors
 from offloadtune.sweeps import SweepReport
 
 
@@ -24,13 +26,16 @@ def probe_json(machine: Machine, engine: EngineBuild | None) -> dict[str, Any]:
     return value
 
 
-def inspect_json(facts: GgufFacts) -> dict[str, Any]:
-    """The header's facts; the tensor table is left to its sums."""
+def inspect_json(facts: GgufFacts, cache: CacheCost | None) -> dict[str, Any]:
+    """The header's facts; of the tensor table its sums and the largest. Cache costs are null for an absurd header."""
     value: dict[str, Any] = _plain(facts)
     value["n_tensors"] = len(facts.tensors)
     value["tensor_bytes"] = facts.tensor_bytes
     value["key_values"] = _plain(dict(facts.key_values))
     value["type_bytes"] = dict(facts.type_bytes)
+    value["kv_cache_bytes_per_token"] = cache.bytes_per_token if cache else None
+    value["kv_cache_fixed_bytes"] = cache.fixed_bytes if cache else None
+    value["biggest_tensors"] = [_plain(tensor) for tensor in largest_tensors(facts)]
     del value["tensors"]
     return value
 

@@ -3,49 +3,79 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from offloadtune.plans import DevicePlan, HostPlan, LayerRow, MemoryPlan, PlanReport, RuntimeBasis, Tier
+from offloadtune.plans import DevicePlan, HostPlan, MemoryPlan, PlanReport, RuntimeBasis, Tier
 from offloadtune.report.words import printable
 from offloadtune.units import format_bytes
 
 _BAR_CELLS = 40
 _N_ROWS_SHOWN = 12
-_KINDS = (("weights", "█", "blue"), ("KV cache", "▓", "green"), ("compute", "▒", "yellow"), ("runtime", "░", "magenta"))
+_RUNTIME_WORTH_SAYING_BYTES = 1 << 30
+_KINDS: Mapping[str, tuple[str, str]] = {
+    "weights": ("█", "blue"),
+    "KV cache": ("▓", "green"),
+    "compute": ("▒", "yellow"),
+    "logits": ("▒", "yellow"),
+    "runtime": ("░", "magenta"),
+    "draft model": ("▚", "cyan"),
+    "projector": ("▞", "cyan"),
+}
+"""What memory is taken for: how it is drawn, and in which colour."""
+
 _TIERS = {
-    Tier.ENGINE: "asked of the engine itself (tier A)",
-    Tier.LOG: "by the engine's log and arithmetic (tier B)",
-    Tier.ARITHMETIC: "by arithmetic (tier C): weights and cache exact, compute buffers to some per cent",
+    Tier.ENGINE: "How sure: tier A, the engine itself was asked, and loaded nothing for it.",
+    Tier.LOG: "How sure: tier B, compute buffers from the engine's log, weights and cache by exact arithmetic.",
+    Tier.ARITHMETIC: "How sure: tier C, arithmetic on the header: weights and cache exact, compute to some per cent.",
 }
 _BASES = {
-    RuntimeBasis.CALIBRATED: "runtime, calibrated",
-    RuntimeBasis.PUBLISHED: "runtime, by published logs",
-    RuntimeBasis.UNKNOWN: "runtime, unknown until a sweep has run",
+    RuntimeBasis.CALIBRATED: " as measured here",
+    RuntimeBasis.PUBLISHED: " by published logs",
+    RuntimeBasis.UNKNOWN: "runtime unknown until a sweep has run on it",
 }
+_UNKNOWN = "Whether it fits is not known: name a card with --card, or memory with --vram-limit and --ram-limit."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One bar: `parts` are (kind, bytes, words to add); `size` says what there is to take from."""
+
+    name: str
+    parts: tuple[tuple[str, int, str], ...]
+    total_bytes: int
+    capacity_bytes: int | None
+    size: str
+    is_short: bool
+    notes: tuple[str, ...] = ()
 
 
 def plan_view(report: PlanReport) -> RenderableType:
-    """Bars of what goes where, whether it fits, and what one more layer or more context costs."""
-    plan = report.plan
-    settings = plan.settings
-    head = Text(f"{printable(plan.label)}, {plan.quantisation}, for {plan.target.value}", style="bold")
-    chosen = " (the most that fits)" if report.chose_layers else ""
-    shown = f"n_gpu_layers={settings.n_gpu_layers} of {report.n_layer + 1}{chosen}, n_ctx={settings.n_ctx}"
-    shown += f", n_ubatch={settings.n_ubatch}, KV {settings.type_k}/{settings.type_v}"
-    shown += f", flash attention {settings.flash_attn_type}"
-    parts: list[RenderableType] = [head, Text(shown), Text()]
-    parts += [part for device in plan.devices for part in _device_lines(device)]
-    parts += [*_host_lines(plan.host), Text()]
-    parts += list(_verdict(plan))
-    parts += list(_costs(report))
-    if report.rows:
-        parts += [Text(), _rows_table(report.rows, settings.n_gpu_layers, settings.n_ctx)]
-    return Group(*parts)
+    """Whether it fits and why not, bars of what goes where, and what one more layer or more context costs."""
+    plan, settings = report.plan, report.plan.settings
+    most = " (the most that fits)" if report.chose_layers and plan.fits else ""
+    layers = f"n_gpu_layers={settings.n_gpu_layers} of {report.n_layer + 1}{most}, n_ctx={settings.n_ctx}"
+    experts = f", n_cpu_moe={settings.n_cpu_moe}" if settings.n_cpu_moe else ""
+    shown = f"n_batch={settings.n_batch}, n_ubatch={settings.n_ubatch}, KV cache {settings.type_k}/{settings.type_v}"
+    sequences = f", {settings.n_seq_max} sequences" if settings.n_seq_max > 1 else ""
+    rows = [*(_device_row(device) for device in plan.devices), _host_row(plan.host)]
+    return Group(
+        Text(f"{printable(plan.label)}, {plan.quantisation}, for {plan.target.value}", style="bold"),
+        Text(f"{layers}{experts}"),
+        Text(f"{shown}, flash attention {settings.flash_attn_type}{sequences}"),
+        Text(),
+        *_verdict(report),
+        Text(),
+        *_bars(rows),
+        *_costs(report),
+        *_rows_table(report),
+        *_notes(report),
+    )
 
 
 def plan_json(plan: MemoryPlan) -> dict[str, Any]:
@@ -91,73 +121,145 @@ def _device_json(device: DevicePlan) -> dict[str, Any]:
     return {**value, "total_bytes": device.total_bytes}
 
 
-def _device_lines(device: DevicePlan) -> Iterator[Text]:
-    sizes = (device.weights_bytes, device.kv_cache_bytes, device.compute_bytes, device.runtime_bytes or 0)
-    yield _bar(device.name, sizes, device.total_bytes, device.free_bytes, is_short=device.short_bytes > 0)
-    words = [f"{kind[0]} {format_bytes(size)}" for kind, size in zip(_KINDS[:3], sizes[:3], strict=True)]
-    known = "" if device.runtime_bytes is None else f": {format_bytes(device.runtime_bytes)}"
-    yield Text(f"         {', '.join(words)}, {_BASES[device.runtime_basis]}{known}", style="dim")
+def _device_row(device: DevicePlan) -> _Row:
+    parts = [("weights", device.weights_bytes, ""), ("KV cache", device.kv_cache_bytes, "")]
+    parts += [("compute", device.compute_bytes, ""), ("draft model", device.draft_bytes, "")]
+    parts += [("projector", device.projector_bytes, "")]
+    basis, runtime = _BASES[device.runtime_basis], device.runtime_bytes
+    if runtime is not None:
+        parts.append(("runtime", runtime, basis))
+    is_used = device.total_bytes > 0
+    return _Row(
+        name=device.name,
+        parts=tuple(parts),
+        total_bytes=device.total_bytes,
+        capacity_bytes=device.free_bytes,
+        size=", size unknown" if device.free_bytes is None else f" of {format_bytes(device.free_bytes)}",
+        is_short=device.short_bytes > 0,
+        notes=(basis,) if runtime is None and is_used else () if is_used else ("nothing",),
+    )
 
 
-def _host_lines(host: HostPlan) -> Iterator[Text]:
-    sizes = (host.weights_bytes, host.kv_cache_bytes, host.compute_bytes + host.output_bytes, 0)
-    is_short = host.available_bytes is not None and host.held_bytes > host.available_bytes
-    yield _bar("host", sizes, host.total_bytes, host.available_bytes, is_short=is_short)
-    mapped = " mapped from the file" if host.is_mapped else " held in memory"
-    words = [f"weights {format_bytes(host.weights_bytes)}{mapped}", f"KV cache {format_bytes(host.kv_cache_bytes)}"]
-    words += [f"compute {format_bytes(host.compute_bytes)}", f"logits {format_bytes(host.output_bytes)}"]
-    if host.prompt_cache_bytes:
-        words.append(f"and up to {format_bytes(host.prompt_cache_bytes)} of past prompts")
-    yield Text(f"         {', '.join(words)}", style="dim")
+def _host_row(host: HostPlan) -> _Row:
+    how = " mapped from the file" if host.is_mapped else " held in memory"
+    parts = [("weights", host.weights_bytes, how), ("KV cache", host.kv_cache_bytes, "")]
+    parts += [("compute", host.compute_bytes, ""), ("logits", host.output_bytes, "")]
+    parts += [("draft model", host.draft_bytes, ""), ("projector", host.projector_bytes, "")]
+    cache = f"and up to {format_bytes(host.prompt_cache_bytes)} of past prompts" if host.prompt_cache_bytes else ""
+    available = host.available_bytes
+    return _Row(
+        name="host",
+        parts=tuple(parts),
+        total_bytes=host.total_bytes,
+        capacity_bytes=available,
+        size=", not checked without --ram-limit" if available is None else f" of {format_bytes(available)}",
+        is_short=available is not None and host.held_bytes > available,
+        notes=(cache,) if cache else (),
+    )
 
 
-def _bar(name: str, sizes: Sequence[int], total: int, capacity: int | None, *, is_short: bool) -> Text:
-    """`name`, a stacked bar as wide as the capacity (or as the total, where it is more), and the sum."""
-    whole = max(total, capacity or 0, 1)
-    bar = Text(f"{name:<8} ")
+def _bars(rows: Sequence[_Row]) -> Iterator[Text]:
+    """Each bar as wide as what there is to take from, or as the fullest other one where that is not known."""
+    width = max(8, *(len(row.name) for row in rows))
+    scale = max(max(row.capacity_bytes or 0, row.total_bytes) for row in rows)
+    for row in rows:
+        yield _bar(row, width, scale)
+        words = [f"{_KINDS[kind][0]} {kind} {format_bytes(size)}{more}" for kind, size, more in row.parts if size > 0]
+        for line in _wrapped([*words, *row.notes], 100 - width - 1):
+            yield Text(f"{'':<{width}} {line}", style="dim")
+
+
+def _bar(row: _Row, width: int, scale: int) -> Text:
+    """The name, a stacked bar, and the sum."""
+    whole = max(row.total_bytes, scale if row.capacity_bytes is None else row.capacity_bytes, 1)
+    bar = Text(f"{printable(row.name):<{width}} ")
     edge = filled = 0
-    for (_, block, colour), size in zip(_KINDS, sizes, strict=True):
+    for kind, size, _ in row.parts:
+        block, colour = _KINDS[kind]
         edge += size
         cells = round(_BAR_CELLS * edge / whole)
         bar.append(block * (cells - filled), style=colour)
         filled = max(filled, cells)
-    bar.append("·" * (_BAR_CELLS - filled), style="dim")
-    of = "" if capacity is None else f" of {format_bytes(capacity)}"
-    bar.append(f" {format_bytes(total)}{of}")
-    if is_short:
+    bar.append(("·" if row.capacity_bytes is not None else " ") * (_BAR_CELLS - filled), style="dim")
+    bar.append(f" {format_bytes(row.total_bytes)}{row.size}")
+    if row.is_short:
         bar.append(" - too much", style="bold red")
     return bar
 
 
-def _verdict(plan: MemoryPlan) -> Iterator[Text]:
-    words = {
-        True: "It fits",
-        False: "It does not fit",
-        None: "Whether it fits depends on the card: name one with --card",
-    }
-    yield Text(f"{words[plan.fits]}, {_TIERS[plan.tier]}.", style="bold")
+def _wrapped(words: Sequence[str], width: int) -> Iterator[str]:
+    """`words` joined to lines of at most `width` characters."""
+    line = ""
+    for word in words:
+        if line and len(line) + 2 + len(word) > width:
+            yield line
+            line = ""
+        line += f"  {word}" if line else word
+    if line:
+        yield line
+
+
+def _verdict(report: PlanReport) -> Iterator[Text]:
+    plan = report.plan
+    words = {True: "It fits.", False: "It does not fit.", None: _UNKNOWN}
+    yield Text(words[plan.fits], style="bold")
     yield from (Text(f"- {printable(sentence)}") for sentence in plan.refusals)
+    if plan.fits is False:
+        yield from (Text(f"- {sentence}") for sentence in _ways_out(report))
+    if plan.fits:
+        yield from (Text(f"- {sentence}") for sentence in _provisos(plan))
+
+
+def _provisos(plan: MemoryPlan) -> Iterator[str]:
+    """What is left for a runtime that nobody has measured, where it may be too little."""
+    for device in plan.devices:
+        if device.runtime_bytes is None and device.free_bytes is not None and device.total_bytes:
+            left = device.free_bytes - device.total_bytes - device.band_bytes
+            if left < _RUNTIME_WORTH_SAYING_BYTES:
+                yield f"On {device.name} {format_bytes(left)} are left for its runtime, of which nothing is known."
+
+
+def _ways_out(report: PlanReport) -> Iterator[str]:
+    """What would fit: fewer layers at this context, or less context with these layers."""
+    settings = report.plan.settings
+    enough = [row for row in report.rows if (row.n_ctx_max or 0) >= settings.n_ctx]
+    if enough and enough[-1].n_gpu_layers < settings.n_gpu_layers:
+        yield f"With n_gpu_layers={enough[-1].n_gpu_layers} it fits."
+    own = next((row for row in report.rows if row.n_gpu_layers == settings.n_gpu_layers), None)
+    if own and own.n_ctx_max and own.n_ctx_max < settings.n_ctx:
+        yield f"With n_ctx={own.n_ctx_max} it fits."
+
+
+def _notes(report: PlanReport) -> Iterator[Text]:
+    plan = report.plan
+    yield Text()
+    yield Text(_TIERS[plan.tier], style="dim")
     yield from (Text(f"- {printable(sentence)}", style="dim") for sentence in plan.warnings)
-    if plan.n_splits is not None:
-        yield Text(f"graph: {plan.n_splits[0]} splits for a prompt, {plan.n_splits[1]} for a token", style="dim")
+    if plan.n_splits is not None and max(plan.n_splits) > 1:
+        prompt, token = plan.n_splits
+        yield Text(f"The work is handed over between devices in {prompt} parts for a prompt, {token} for a token.")
 
 
 def _costs(report: PlanReport) -> Iterator[Text]:
     if report.layer_cost_bytes is None or report.context_cost_bytes is None:
         return
+    yield Text()
     is_last = report.plan.settings.n_gpu_layers > report.n_layer
     layer = "The last layer took" if is_last else "One more layer costs"
     context = f"4096 more tokens of context cost {format_bytes(report.context_cost_bytes)}"
-    yield Text(f"{layer} {format_bytes(report.layer_cost_bytes)}, {context}.")
+    yield Text(f"{layer} {format_bytes(report.layer_cost_bytes)} of device memory, {context}.")
     for name, n_bytes in report.measured:
         predicted = next((one.total_bytes for one in report.plan.devices if one.name == name), None)
         if predicted is not None:
             yield Text(f"Measured on {name}: {format_bytes(n_bytes)}, planned {format_bytes(predicted)}.")
 
 
-def _rows_table(rows: Sequence[LayerRow], chosen: int, n_ctx: int) -> Table:
+def _rows_table(report: PlanReport) -> Iterator[RenderableType]:
+    rows, chosen = report.rows, report.plan.settings.n_gpu_layers
+    if not rows:
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("n_gpu_layers", f"on devices at {n_ctx}", "largest context"):
+    for title in ("n_gpu_layers", f"device memory at n_ctx={report.plan.settings.n_ctx}", "largest n_ctx that fits"):
         table.add_column(title, justify="right")
     step = max(1, -(-len(rows) // _N_ROWS_SHOWN))
     for row in rows:
@@ -165,6 +267,8 @@ def _rows_table(rows: Sequence[LayerRow], chosen: int, n_ctx: int) -> Table:
             continue
         largest = "unknown" if row.n_ctx_max is None else f"{row.n_ctx_max:,}" if row.n_ctx_max else "none"
         words = f"{largest} (all)" if row.is_all else largest
+        mark = "* " if row.n_gpu_layers == chosen else ""
         style = "bold" if row.n_gpu_layers == chosen else None
-        table.add_row(str(row.n_gpu_layers), format_bytes(row.device_bytes), words, style=style)
-    return table
+        table.add_row(f"{mark}{row.n_gpu_layers}", format_bytes(row.device_bytes), words, style=style)
+    yield Text()
+    yield table

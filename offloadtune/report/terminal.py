@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from offloadtune.plans import CacheCost
 from offloadtune.records import (
     Device,
     EngineBuild,
@@ -26,7 +27,7 @@ from offloadtune.records import (
     Settings,
     Target,
 )
-from offloadtune.report.words import printable
+from offloadtune.report.words import largest_tensors, printable
 from offloadtune.sweeps import SweepReport
 from offloadtune.units import (
     format_bytes,
@@ -60,8 +61,8 @@ def probe_view(machine: Machine, engine: EngineBuild | None) -> RenderableType:
     return Group(table, *notes)
 
 
-def inspect_view(facts: GgufFacts) -> RenderableType:
-    """What the header says."""
+def inspect_view(facts: GgufFacts, cache: CacheCost | None) -> RenderableType:
+    """What the header says, what a context costs by it, and the largest tensors."""
     table = _facts_table()
     table.add_row("file", f"{facts.path.name}, {format_bytes(facts.file_bytes)}, GGUF version {facts.version}")
     table.add_row(
@@ -80,7 +81,28 @@ def inspect_view(facts: GgufFacts) -> RenderableType:
         table.add_row("experts", f"{facts.n_expert_used} of {facts.n_expert} at a time, {experts} in all")
     if facts.n_swa:
         table.add_row("sliding window", f"{facts.n_swa} tokens in {sum(facts.is_swa)} of {facts.n_layer} layers")
+    table.add_row("KV cache", _cache_words(facts, cache))
     table.add_row("identity", facts.gguf_id)
+    return Group(table, Text(), _tensor_table(facts))
+
+
+def _cache_words(facts: GgufFacts, cache: CacheCost | None) -> str:
+    if cache is None:
+        return "unknown: the header's sizes are absurd"
+    words = f"{format_bytes(cache.bytes_per_token)} a token of context in f16"
+    if cache.fixed_bytes:
+        words += f", and {format_bytes(cache.fixed_bytes)} whatever the context"
+    whole = cache.bytes_per_token * facts.n_ctx_train + cache.fixed_bytes
+    return f"{words}; {format_bytes(whole)} for all {facts.n_ctx_train:,} tokens"
+
+
+def _tensor_table(facts: GgufFacts) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title, justify in (("largest tensors", "left"), ("shape", "right"), ("type", "left"), ("size", "right")):
+        table.add_column(title, justify="right" if justify == "right" else "left", no_wrap=True)
+    for tensor in largest_tensors(facts):
+        shape = " x ".join(map(str, tensor.shape))
+        table.add_row(printable(tensor.name), shape, tensor.type_name, format_bytes(tensor.n_bytes))
     return table
 
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from offloadtune import catalogue
 from offloadtune.errors import UnknownNameError
-from offloadtune.footprint import BYTES_OF_32, CUDA, GENERIC, HOST, Grid, Room, fits, largest_contexts, reckon
+from offloadtune.footprint import BYTES_OF_32, CUDA, GENERIC, HOST, Grid, Room, fits, grid_of, largest_contexts, reckon
 from offloadtune.pipeline.shapes import facts_of_shape
 from offloadtune.records import GgufFacts, Settings
 
@@ -104,15 +105,16 @@ def test_the_largest_context_is_the_largest(facts: GgufFacts, fields: dict[str, 
     """It fits, and 256 tokens more do not."""
     room = room_of(free_mib * MIB)
     settings = Settings(n_seq_max=1, n_outputs_max=1, swa_full=fields["swa_full"], flash_attn_type="enabled")
-    layers = [0, facts.n_layer // 2, facts.n_layer + 1]
-    largest = largest_contexts(facts, settings, layers, room, None)
-    for k, n_ctx in zip(layers, largest.tolist(), strict=True):
-        for asked, expected in ((n_ctx, True), (n_ctx + 256, False)):
-            if asked == 0 or asked > (facts.n_ctx_train or asked):
-                continue
-            grid = Grid.of((settings.replace(n_gpu_layers=k, n_ctx=asked),), facts.n_layer)
-            ok = fits(reckon(facts, grid, room.backends, room.shares), room, is_mapped=True)
-            assert bool(ok[0]) is expected
+    layers = np.array([0, facts.n_layer // 2, facts.n_layer + 1])
+
+    def do_fit(n_ctx: NDArray[np.int64]) -> NDArray[np.bool_]:
+        grid = grid_of(facts, settings, n_gpu_layers=layers, n_ctx=n_ctx)
+        return fits(reckon(facts, grid, room.backends, room.shares), room, is_mapped=True)
+
+    largest = largest_contexts(facts.n_ctx_train, len(layers), do_fit)
+    is_more_possible = largest + 256 <= (facts.n_ctx_train or 1 << 17)
+    assert (do_fit(np.maximum(largest, 1)) | (largest == 0)).all()
+    assert not (do_fit(largest + 256) & is_more_possible).any()
 
 
 @pytest.mark.parametrize("name", SHAPES)

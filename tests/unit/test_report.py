@@ -33,6 +33,7 @@ from sample_records import (
 )
 
 from offloadtune.cli import console
+from offloadtune.plans import CacheCost
 from offloadtune.records import Outcome, Target, Trial
 from offloadtune.report import (
     history_json,
@@ -50,6 +51,7 @@ from offloadtune.report import (
 SERVER_TRIAL = Trial(settings=SERVER_SETTINGS, target=Target.LLAMA_SERVER, why="x")
 CPU_TRIAL = Trial(settings=CPU_ONLY, target=Target.LLAMA_CPP_PYTHON, why="x")
 DENSE = dataclasses.replace(FACTS, n_expert=0, n_expert_used=0, n_swa=0, is_swa=(False,) * 28, is_tied=False, name=None)
+CACHE, WINDOW_CACHE = (CacheCost(bytes_per_token=114_688, fixed_bytes=fixed) for fixed in (0, 30 << 20))
 EMPTY = dataclasses.replace(
     FACTS, layer_bytes=(0,), expert_bytes=(0,), embedding_bytes=0, output_bytes=0, type_bytes=(("F32", 0),)
 )
@@ -70,8 +72,8 @@ def screen(view: RenderableType) -> str:
         ("probe", lambda: probe_view(MACHINE, ENGINE)),
         ("probe_without_cuda", lambda: probe_view(dataclasses.replace(MACHINE, devices=(CPU,)), ENGINE)),
         ("probe_unknowns", lambda: probe_view(BARE_MACHINE, None)),
-        ("inspect", lambda: inspect_view(FACTS)),
-        ("inspect_dense", lambda: inspect_view(DENSE)),
+        ("inspect", lambda: inspect_view(FACTS, CACHE)),
+        ("inspect_dense", lambda: inspect_view(DENSE, WINDOW_CACHE)),
         ("sweep", lambda: sweep_view(report())),
         ("sweep_cpu_only", lambda: sweep_view(dataclasses.replace(report(CPU_TRIAL), baselines={}, skipped=()))),
         ("recall", lambda: recall_view(recalled())),
@@ -97,14 +99,14 @@ def test_the_figures_and_settings_are_those_of_the_answer() -> None:
 @pytest.mark.parametrize("name", ["[/bold] x", "[red]x", "a :smile: b", "50% [1/2]"])
 def test_a_name_is_shown_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     facts = dataclasses.replace(FACTS, name=name, path=Path(f"/models/{name.replace('/', '')}.gguf"))
-    console.show(inspect_view(facts))
+    console.show(inspect_view(facts, CACHE))
     shown = capsys.readouterr().out
     assert f"{name}, qwen3moe" in shown
     assert facts.path.name in shown
 
 
 def test_a_file_whose_tensors_are_empty_is_shown() -> None:
-    assert "(F32 0%)" in screen(inspect_view(EMPTY))
+    assert "(F32 0%)" in screen(inspect_view(EMPTY, None))
 
 
 def test_output_that_is_no_terminal_is_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +177,7 @@ def test_the_probe_has_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_file_has_its_facts_and_no_tensor_table(capsys: pytest.CaptureFixture[str]) -> None:
-    value = strict(inspect_json(FACTS), capsys)
+    value = strict(inspect_json(FACTS, CACHE), capsys)
     assert (value["n_tensors"], value["tensor_bytes"]) == (1, FACTS.tensor_bytes)
     assert "tensors" not in value
     assert value["key_values"] == {
