@@ -75,7 +75,8 @@ def test_what_the_engine_says_is_what_a_load_takes_to_the_byte(
     assert told(exact["devices"]["RPC0"])[:2] == told(reckoned["devices"]["RPC0"])[:2]
     assert told(exact["host"]) == real["host"]
     assert exact["host"]["kv_cache_bytes"] == reckoned["host"]["kv_cache_bytes"]
-    assert exact["devices"]["RPC0"]["band_bytes"] == 0 < reckoned["devices"]["RPC0"]["band_bytes"]
+    for_the_driver = 2000 * MIB // 50  # nobody has measured what it takes
+    assert exact["devices"]["RPC0"]["band_bytes"] == for_the_driver < reckoned["devices"]["RPC0"]["band_bytes"]
     assert exact["n_splits"] is not None
     assert reckoned["n_splits"] is None
 
@@ -110,8 +111,8 @@ def test_two_cards_share_the_layers_as_the_engine_does(smollm2_path: Path, make_
     for name, device in exact["devices"].items():
         assert told(device)[:2] == told(reckoned["devices"][name])[:2]
     first, last = exact["devices"].values()
-    assert first["draft_bytes"] == first["band_bytes"] == 0
-    assert last["draft_bytes"] > last["band_bytes"] > 0  # the engine is asked of the model alone
+    assert (first["draft_bytes"], first["band_bytes"]) == (0, 400 * MIB // 50)
+    assert last["draft_bytes"] > last["band_bytes"] > 800 * MIB // 50  # the engine is asked of the model alone
     assert any("draft model is by arithmetic" in sentence for sentence in exact["warnings"])
 
 
