@@ -160,7 +160,7 @@ class WorkerProcess:
         evidence = Evidence(
             phase=reply["refused"],
             abort_text=reply["reason"] if reply["is_telling"] else None,
-            last_lines=tuple(self._lines.copy()),
+            last_lines=tuple(reply["lines"] or self._lines.copy()),
         )
         return WorkerRefusedError(reply["reason"], evidence)
 

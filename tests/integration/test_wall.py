@@ -74,7 +74,7 @@ def calibrated(runner: Runner, facts: GgufFacts) -> int:
 def runs(runner: Runner, settings: Settings) -> bool:
     """Whether they load, and fill their context to its last cell."""
     result = runner.run(Trial(settings=settings, target=Target.LLAMA_SERVER, why="wall"), PLAN, timeout_s=120)
-    assert result.outcome in {Outcome.OK, Outcome.OUT_OF_MEMORY_DEVICE}, result.reason
+    assert result.outcome in {Outcome.OK, Outcome.OUT_OF_MEMORY_DEVICE}, result
     return result.outcome is Outcome.OK
 
 

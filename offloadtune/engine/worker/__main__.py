@@ -54,7 +54,8 @@ def _answer(session: Any, request: Request) -> Request:
     try:
         return {"id": request["id"], "value": getattr(session, request["call"])(**request["args"])}
     except RefusedError as error:
-        refusal = {"refused": error.kind, "reason": str(error), "is_telling": error.is_telling}
+        lines = session.last_lines  # those on stderr may reach the parent later than this reply
+        refusal = {"refused": error.kind, "reason": str(error), "is_telling": error.is_telling, "lines": lines}
         return {"id": request["id"], **refusal}
 
 

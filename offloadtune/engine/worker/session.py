@@ -22,6 +22,7 @@ from offloadtune.engine.worker.refused import RefusedError
 
 low = native.low
 _STATE_SHARE_OF_RAM = 0.1
+_N_LAST_LINES = 200
 
 
 @dataclass(slots=True)
@@ -58,6 +59,11 @@ class Session:
         self._states: dict[tuple[Any, ...], ctypes.Array[ctypes.c_char]] = {}
         self._n_handles = 0
         self._min_free: dict[str, int] = {}
+
+    @property
+    def last_lines(self) -> list[str]:
+        """What the engine said last."""
+        return self._log.lines[-_N_LAST_LINES:]
 
     # --- calls -----------------------------------------------------------------------------------------------
 
