@@ -21,38 +21,45 @@ from offloadtune.records import GgufFacts, Machine, Outcome, Settings, Target, T
 
 CARD_BYTES, DRIVER_BYTES = 96 * MIB, 7 * MIB
 NEAR_FRAC = 0.06
-N_CANDIDATES = 4000
+N_CANDIDATES = 20_000
 SLOW = (pytest.mark.slow, pytest.mark.timeout(1800))
 PLAN = VisitPlan(workload=Workload(name="tiny", n_prefix_cached=0, n_prompt_new=8, n_gen=2), n_steps=1, n_visits=1)
 
 
 @pytest.mark.parametrize(
-    ("n_settings", "n_ctx_most"), [(14, 512), pytest.param(200, 1280, marks=SLOW)], ids=["few", "many"]
+    ("n_fitting", "n_others", "n_ctx_most"), [(6, 6, 512), pytest.param(200, 60, 1024, marks=SLOW)], ids=["few", "many"]
 )
 def test_what_is_said_to_fit_runs_and_what_is_said_not_to_does_not(
-    make_card: CardMaker, smollm2_path: Path, n_settings: int, n_ctx_most: int
+    make_card: CardMaker, smollm2_path: Path, n_fitting: int, n_others: int, n_ctx_most: int
 ) -> None:
-    """Of 200 settings near the wall none that should fit may fail, and 5 % of the others at most may run."""
+    """Of 200 settings at the wall that should fit none may fail, and 5 % of the others at most may run."""
     facts = read_gguf(smollm2_path)
     card = make_card(2, CARD_BYTES, driver_bytes=DRIVER_BYTES)
     with Runner(smollm2_path, [card.endpoint]) as runner:
         runtime_bytes = calibrated(runner, facts)
         assert runtime_bytes == DRIVER_BYTES
-        said: dict[Settings, bool] = {}
-        for settings in settings_near(facts, CARD_BYTES - DRIVER_BYTES, n_settings, n_ctx_most):
+        fitting: list[Settings] = []
+        others: list[Settings] = []
+        for settings in settings_near(facts, CARD_BYTES - DRIVER_BYTES, n_ctx_most):
+            if len(fitting) == n_fitting and len(others) == n_others:
+                break
             (forecast,) = runner.forecast((settings,), timeout_s=60)
             assert forecast.tier is Tier.ENGINE, forecast.refusal
             used = sum(row.total_bytes for row in forecast.memory if not row.is_host)
-            said[settings] = used + runtime_bytes <= CARD_BYTES
-        ran = {settings: runs(runner, settings) for settings in sorted(said, key=lambda one: one.n_gpu_layers)}
-    wrong_fits = [one for one, fits in said.items() if fits and not ran[one]]
-    wrong_refusals = [one for one, fits in said.items() if not fits and ran[one]]
-    n_fits = sum(said.values())
-    print(f"{len(wrong_fits)} of {n_fits} said to fit failed, {len(wrong_refusals)} of {len(said) - n_fits} others ran")
-    assert len(said) == n_settings
-    assert 0.2 * n_settings <= n_fits <= 0.8 * n_settings
-    assert not wrong_fits
-    assert len(wrong_refusals) <= 0.05 * (n_settings - n_fits)
+            into, most = (fitting, n_fitting) if used + runtime_bytes <= CARD_BYTES else (others, n_others)
+            into += [settings] * (len(into) < most)
+        assert (len(fitting), len(others)) == (n_fitting, n_others)
+        failed = [settings for settings in by_load(fitting) if not runs(runner, settings)]
+        ran = [settings for settings in by_load(others) if runs(runner, settings)]
+    rate = f"so fewer than {3 / n_fitting:.1%} do (95 % sure)" if not failed else "too many"
+    print(f"{len(failed)} of {n_fitting} said to fit failed, {rate}; {len(ran)} of {n_others} said not to fit ran")
+    assert not failed
+    assert len(ran) <= 0.05 * n_others
+
+
+def by_load(settings: Sequence[Settings]) -> list[Settings]:
+    """In an order that shares loads."""
+    return sorted(settings, key=lambda one: one.n_gpu_layers)
 
 
 def calibrated(runner: Runner, facts: GgufFacts) -> int:
@@ -74,13 +81,13 @@ def calibrated(runner: Runner, facts: GgufFacts) -> int:
 def runs(runner: Runner, settings: Settings) -> bool:
     """Whether they load, and fill their context to its last cell."""
     result = runner.run(Trial(settings=settings, target=Target.LLAMA_SERVER, why="wall"), PLAN, timeout_s=120)
-    assert result.outcome in {Outcome.OK, Outcome.OUT_OF_MEMORY_DEVICE}, result
+    assert result.outcome in {Outcome.OK, Outcome.OUT_OF_MEMORY_DEVICE}, result.reason
     return result.outcome is Outcome.OK
 
 
-def settings_near(facts: GgufFacts, wall_bytes: int, n_settings: int, n_ctx_most: int) -> Sequence[Settings]:
-    """So many random settings whose arithmetic comes within some per cent of the wall."""
-    chance = random.Random(wall_bytes + n_settings)
+def settings_near(facts: GgufFacts, wall_bytes: int, n_ctx_most: int) -> Sequence[Settings]:
+    """Random settings whose arithmetic comes within some per cent of the wall, no two alike."""
+    chance = random.Random(wall_bytes)
     types = [("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "f16"), ("f32", "f32")]
     candidates = []
     for _ in range(N_CANDIDATES):
@@ -103,4 +110,4 @@ def settings_near(facts: GgufFacts, wall_bytes: int, n_settings: int, n_ctx_most
         )
     used = reckon(facts, Grid.of(candidates, facts.n_layer), (HOST,)).device_bytes[0]
     near = np.flatnonzero(np.abs(used / wall_bytes - 1) < NEAR_FRAC)
-    return [candidates[i] for i in dict.fromkeys(near.tolist())][:n_settings]
+    return list(dict.fromkeys(candidates[i] for i in near.tolist()))
