@@ -13,6 +13,8 @@ import pytest
 from conftest import MIB, ROOT, CardMaker
 
 from offloadtune.engine import Runner, VisitPlan, WorkerProcess, self_test
+from offloadtune.engine.classify import classify
+from offloadtune.engine.process import WorkerRefusedError
 from offloadtune.errors import EngineError
 from offloadtune.footprint import estimate_footprint
 from offloadtune.gguf import read_gguf
@@ -171,3 +173,27 @@ def faulty(condition: str, name: str) -> tuple[str, ...]:
 def the_card(runner: Runner) -> Device:
     _, devices = runner.describe()
     return next(device for device in devices if device.is_offload_target)
+
+
+SILENT_ON_STDERR = """\
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["call"] == "hello":
+        reply = {"value": {"build": {}, "devices": []}}
+    else:
+        reply = {"refused": "open", "reason": "no", "is_telling": False, "lines": ["cudaMalloc failed: out of memory"]}
+    print(json.dumps({"id": request["id"], **reply}), flush=True)
+"""
+
+
+def test_a_refusal_is_explained_by_its_own_lines_whatever_has_reached_stderr() -> None:
+    """Two pipes keep no order between them: what was printed before a reply may be read after it."""
+    worker = WorkerProcess(command=(sys.executable, "-c", SILENT_ON_STDERR))
+    try:
+        with pytest.raises(WorkerRefusedError) as caught:
+            worker.ask("open", timeout_s=30)
+    finally:
+        worker.end()
+    assert caught.value.evidence.last_lines == ("cudaMalloc failed: out of memory",)
+    assert classify(caught.value.evidence, offloads=True)[0] is Outcome.OUT_OF_MEMORY_DEVICE
