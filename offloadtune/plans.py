@@ -27,6 +27,7 @@ class RefusedTensors:
     """Tensors of one ggml type that a device's backend cannot work with: the engine keeps them elsewhere.
 
     `example` is the first such tensor's name, `n_tensors` how many there are; buffer types by the engine's names.
+    `is_whole_type` where the device holds no tensor of that type: else it may be an operation that it lacks.
     """
 
     example: str
@@ -34,6 +35,7 @@ class RefusedTensors:
     n_tensors: int
     refused_by: str
     kept_in: str
+    is_whole_type: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

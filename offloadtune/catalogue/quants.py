@@ -95,7 +95,9 @@ def find_quant(name: str) -> Quant:
         return QUANTS[known[fold]]
     match = _OTHER_MAKERS.fullmatch(fold)
     stem = match[1] if match else fold
-    near = next((known[one] for one in (stem, f"{stem}m", f"{stem}s", f"{stem[:2]}0") if one in known), None)
+    near = next(
+        (known[one] for one in (stem, f"{stem}m", f"{stem}s", f"{stem.removesuffix('k')}0") if one in known), None
+    )
     if near is None or stem == fold:
         raise unknown(name, known, "quantisation")
     return dataclasses.replace(QUANTS[near], stands_for=name)

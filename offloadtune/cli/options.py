@@ -25,6 +25,7 @@ _ENUMS = {
     "flash_attn_type": ("auto", "disabled", "enabled"),
     "load_mode": ("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"),
 }
+_LARGEST = (1 << 31) - 1  # of the engine's own fields
 _NOT_FIXABLE = {"devices", "n_cpu_moe", "n_ctx", "type_k", "type_v", "n_seq_max", "n_outputs_max", "kv_unified"}
 
 
@@ -130,7 +131,7 @@ def _fixed_setting(text: str) -> tuple[str, Any]:
         return name, choice(f"--set {name}", value, _ENUMS[name])
     if isinstance(default, bool):
         return name, choice(f"--set {name}", value.lower(), ("true", "false")) == "true"
-    if not value.isdecimal():
+    if not value.isdecimal() or int(value) > _LARGEST:
         raise UsageError(f"--set {text!r} needs a whole number.", hint=f"write it like --set {name}=4")
     return name, int(value)
 

@@ -99,15 +99,15 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
         "n_ctx": n_ctx,
         "n_batch": n_batch,
         "n_ubatch": n_ubatch,
-        "type_k": type_k and options.choice("--type-k", type_k.lower(), _CACHE_TYPES),
-        "type_v": type_v and options.choice("--type-v", type_v.lower(), _CACHE_TYPES),
-        "flash_attn_type": flash_attn and _FLASH_ATTN[options.choice("--flash-attn", flash_attn, list(_FLASH_ATTN))],
+        "type_k": type_k if type_k is None else options.choice("--type-k", type_k.lower(), _CACHE_TYPES),
+        "type_v": type_v if type_v is None else options.choice("--type-v", type_v.lower(), _CACHE_TYPES),
+        "flash_attn_type": _flash_attn(flash_attn),
         "n_cpu_moe": n_cpu_moe,
         "n_seq_max": n_seq_max,
         "n_outputs_max": n_outputs_max,
         "swa_full": swa_full,
         "kv_unified": kv_unified,
-        "load_mode": load_mode and options.choice("--load-mode", load_mode, _LOAD_MODES),
+        "load_mode": load_mode if load_mode is None else options.choice("--load-mode", load_mode, _LOAD_MODES),
     }
     request = PlanRequest(
         path=file,
@@ -115,8 +115,8 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
         quant=quant,
         card=card,
         n_devices=n_devices,
-        limit_bytes=options.bytes_of("--vram-limit", vram_limit) if vram_limit else None,
-        ram_limit_bytes=options.bytes_of("--ram-limit", ram_limit) if ram_limit else None,
+        limit_bytes=options.bytes_of("--vram-limit", vram_limit) if vram_limit is not None else None,
+        ram_limit_bytes=options.bytes_of("--ram-limit", ram_limit) if ram_limit is not None else None,
         endpoints=tuple(rpc or ()),
         target=Target(options.choice("--target", target, list(Target))),
         asked={name: value for name, value in asked.items() if value is not None},
@@ -133,3 +133,9 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
         console.show_json(report.plan_report_json(found))
     else:
         console.show(report.plan_view(found))
+
+
+def _flash_attn(text: str | None) -> str | None:
+    from offloadtune.cli import options  # noqa: PLC0415 - kept out of --help
+
+    return None if text is None else _FLASH_ATTN[options.choice("--flash-attn", text, list(_FLASH_ATTN))]

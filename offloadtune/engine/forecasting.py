@@ -16,7 +16,6 @@ from offloadtune.records import MemoryUse, Settings
 
 _MEMORY = TypeAdapter(tuple[MemoryUse, ...])
 _REFUSED = TypeAdapter(tuple[RefusedTensors, ...])
-_MISREADINGS = {"SIGSEGV", "SIGBUS"}
 
 
 def forecasts_of(asked: Sequence[Settings], answers: Sequence[dict[str, Any]]) -> tuple[Forecast, ...]:
@@ -25,8 +24,11 @@ def forecasts_of(asked: Sequence[Settings], answers: Sequence[dict[str, Any]]) -
 
 
 def is_misreading(error: WorkerDiedError) -> bool:
-    """Whether the worker may have died of reading a C++ object that another compiler laid out."""
-    return error.evidence.signal in _MISREADINGS
+    """Whether the worker may have died of reading a C++ object that another compiler laid out.
+
+    What is read wrongly may do harm later, in any way but by taking time or memory.
+    """
+    return not error.timed_out and error.evidence.signal != "SIGKILL"
 
 
 def unforetold(error: WorkerDiedError | WorkerRefusedError, settings: Settings) -> EngineError:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from offloadtune.engine import osdoor
+from offloadtune.engine.protocol import REQUEST_MARK
 from offloadtune.errors import EngineError, EngineMissingError
 from offloadtune.records import Evidence
 
@@ -60,7 +61,7 @@ class WorkerProcess:
         self._replies: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lines: deque[str] = deque(maxlen=_N_LAST_LINES)
         self._abort_text: str | None = None
-        self._n_requests = 0
+        self._n_requests = self._i_marked = 0
         self._process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
             [*command, *endpoints],
             stdin=subprocess.PIPE,
@@ -160,9 +161,14 @@ class WorkerProcess:
         evidence = Evidence(
             phase=reply["refused"],
             abort_text=reply["reason"] if reply["is_telling"] else None,
-            last_lines=tuple(reply["lines"] or self._lines.copy()),
+            last_lines=self._lines_of_request(reply["lines"]),
         )
         return WorkerRefusedError(reply["reason"], evidence)
+
+    def _lines_of_request(self, told: Sequence[str]) -> tuple[str, ...]:
+        """What the engine said in the request under way: by the worker's log, and by stderr as far as it was read."""
+        read = tuple(self._lines.copy()) if self._i_marked == self._n_requests else ()
+        return (*(line for line in read if line not in set(told)), *told)
 
     def _died(self, phase: str, *, timed_out: bool) -> WorkerDiedError:
         self._reap()
@@ -192,7 +198,12 @@ class WorkerProcess:
         assert self._process.stderr is not None
         with self._process.stderr as lines:
             for line in lines:
-                self._lines.append(line.decode("utf-8", "replace").rstrip())
+                text = line.decode("utf-8", "replace").rstrip()
+                if text.startswith(REQUEST_MARK):  # what an earlier request made it say explains no later death
+                    self._lines.clear()
+                    self._i_marked = int(text.removeprefix(REQUEST_MARK))
+                else:
+                    self._lines.append(text)
 
 
 def check_endpoint(endpoint: str) -> None:

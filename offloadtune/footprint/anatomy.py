@@ -152,13 +152,19 @@ class Backend:
     `alignment` in bytes; `row_padding` in values: the rows a quantised tensor must have room for are a multiple of it,
     0 for no such rule (ggml-cuda.cu, MATRIX_ROW_PADDING); `copies_quantised_kv` where flash attention works on an f16
     copy of one block's quantised cache (fattn-common.cuh); `offloads_ops` where the device works for matrices that lie
-    in main memory, once a batch is large enough; `refuses` are ggml types its kernels were seen to lack.
+    in main memory, once a batch is large enough; `has_events` where several devices can take turns; `keeps_handed`
+    where what one hands to the next then stays beside the graph (seen with several RPC devices, not in logs of CUDA);
+    `refuses` are ggml types that it was seen not to take. One that `is_assumed` works for no one else where it holds
+    nothing: nobody said that there is such a device.
     """
 
     alignment: int
     row_padding: int = 0
     copies_quantised_kv: bool = False
     offloads_ops: bool = False
+    has_events: bool = False
+    keeps_handed: bool = False
+    is_assumed: bool = False
     refuses: frozenset[str] = frozenset()
 
 

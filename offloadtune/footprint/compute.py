@@ -43,14 +43,13 @@ N_COPIES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What was identified for one device and placement, None where no probe told.
+    """What the engine reserves on one device beyond the rule, by a probe of the placement; negative where it is less.
 
-    Bytes a token in the block phase and in attention, masks and scores apart, and bytes an output.
+    Bytes a token of the ubatch in the blocks' phases, and bytes an output beside its logits.
     """
 
-    block_bytes_per_token: float | None = None
-    attention_bytes_per_token: float | None = None
-    output_bytes_per_output: float | None = None
+    more_per_token: float = 0.0
+    more_per_output: float = 0.0
 
 
 def device_compute(
@@ -66,14 +65,21 @@ def device_compute(
     rows = []
     for i, (begin, end, backend) in enumerate(zip(slices.begin, slices.end, backends, strict=True)):
         known = (terms[i] if terms else None) or Terms()
-        here = _Here.of(anatomy, grid, begin, end)
-        layers = _layers(here, known, backend)
+        here = _Here.of(anatomy, grid, begin, end, keeps_input=pipelined & backend.keeps_handed)
+        layers = _layers(here, backend, is_device=True)
         if i == 0 and backend.offloads_ops:  # the scheduler lends the first device that can
             on_host = _Here.of(anatomy, grid, np.zeros_like(begin), np.maximum(slices.first, grid.n_cpu_moe))
             weight = largest_host_weight(anatomy, grid, slices)
-            layers = np.where(lent, np.maximum(layers, _layers(on_host, known, backend) + weight), layers)
-        more = (N_COPIES - 1) * here.inputs + 4 * N_COPIES * grid.n_ubatch * anatomy.facts.n_embd
-        rows.append(np.maximum(layers, _output(here, known)) + np.where(pipelined, more, 0))
+            for_host = _layers(on_host, backend, is_device=True) + weight
+            is_output_lent = (slices.first > anatomy.n_layer) & (grid.n_outputs >= N_TOKENS_OFFLOADED)
+            of_output = grid.n_outputs * 4 * (anatomy.facts.n_vocab + anatomy.facts.n_embd) + _output_matrix(anatomy)
+            for_host = np.maximum(for_host, np.where(is_output_lent, of_output, 0))
+            layers = np.where(lent, np.maximum(layers, for_host), layers)
+        n_states = np.where((begin == 0) | (not backend.keeps_handed), N_COPIES, 2 * N_COPIES)
+        more = (N_COPIES - 1) * here.inputs + 4 * n_states * grid.n_ubatch * anatomy.facts.n_embd
+        layers = np.where(layers > 0, np.maximum(layers + grid.n_ubatch * known.more_per_token, 0), 0)
+        output = _output(here) + np.where(here.has_output, grid.n_outputs * known.more_per_output, 0)
+        rows.append(np.maximum(layers, output) + np.where(pipelined, more, 0))
     return np.asarray(np.stack(rows), dtype=np.int64)
 
 
@@ -83,11 +89,13 @@ def host_compute(anatomy: Anatomy, grid: Grid, slices: Slices, backends: Sequenc
     everything = _Here.of(anatomy, grid, zero, np.full_like(zero, anatomy.n_layer))
     here = _Here.of(anatomy, grid, zero, slices.first + (slices.first > anatomy.n_layer))
     inputs = 4 * grid.n_ubatch + embedding + everything.inputs
-    inputs = inputs + np.where(_is_pipelined(grid, slices, backends), (N_COPIES - 1) * everything.inputs, 0)
-    work = np.maximum(_layers(here, Terms()) - np.where(here.has_blocks, here.inputs, 0), 0)
+    pipelined = _is_pipelined(grid, slices, backends)
+    kept = embedding * all(backend.keeps_handed for backend in backends)
+    inputs = inputs + np.where(pipelined, (N_COPIES - 1) * (everything.inputs + kept), 0)
+    work = np.maximum(_layers(here) - np.where(here.has_blocks, here.inputs, 0), 0)
     work = np.maximum(work, np.where(grid.n_cpu_moe > slices.first, _experts(everything), 0))
     work = np.where(_is_lent(anatomy, grid, slices, backends), _left_to_host(here), work)
-    output = np.where(here.has_output, _output(here, Terms()) + embedding + 4 * grid.n_outputs, 0)
+    output = np.where(here.has_output, _output(here) + embedding + 4 * grid.n_outputs, 0)
     return np.asarray(np.maximum(inputs + np.maximum(work, embedding), output), dtype=np.int64)
 
 
@@ -114,18 +122,25 @@ def _left_to_host(here: _Here) -> Ints:
 def _is_pipelined(grid: Grid, slices: Slices, backends: Sequence[Backend]) -> Bools:
     """Whether several devices take turns at parts of a batch (llama-context.cpp, `pipeline_parallel`).
 
-    Backends that work for the host are those with events, too: CUDA and Vulkan.
+    All of them must have events.
     """
-    able = len(backends) > 1 and all(backend.offloads_ops for backend in backends)
+    able = len(backends) > 1 and all(backend.has_events for backend in backends)
     return np.asarray(able & (grid.n_gpu_layers > slices.n_layer) & grid.offload_kqv & (grid.n_cpu_moe == 0))
 
 
 def _is_lent(anatomy: Anatomy, grid: Grid, slices: Slices, backends: Sequence[Backend]) -> Bools:
     """Whether the first device works for matrices that lie on the host."""
     able = bool(backends) and backends[0].offloads_ops
-    is_used = slices.end[0] > slices.begin[0]
     weight = largest_host_weight(anatomy, grid, slices)
-    return np.asarray(able & grid.op_offload & (grid.n_ubatch >= N_TOKENS_OFFLOADED) & is_used & (weight > 0))
+    is_large = grid.n_ubatch >= N_TOKENS_OFFLOADED
+    is_there = (slices.end[0] > slices.begin[0]) | (able and not backends[0].is_assumed)
+    return np.asarray(able & is_there & grid.has_devices & grid.op_offload & is_large & (weight > 0))
+
+
+def _output_matrix(anatomy: Anatomy) -> int:
+    """Bytes of the matrix that makes logits."""
+    places = places_of(anatomy, HOST)
+    return places.tied_copy or int(places.dense[anatomy.n_layer])
 
 
 def output_buffer(anatomy: Anatomy, grid: Grid) -> Ints:
@@ -165,7 +180,8 @@ class _Here:
     n_scored: Ints
 
     @classmethod
-    def of(cls, anatomy: Anatomy, grid: Grid, begin: Ints, end: Ints) -> _Here:
+    def of(cls, anatomy: Anatomy, grid: Grid, begin: Ints, end: Ints, *, keeps_input: Bools | bool = False) -> _Here:
+        """With `keeps_input` what comes in stays beside the first of these blocks, as the embedding does."""
         n_trunk, width = anatomy.n_trunk, widths_of(anatomy)
         attending = (np.arange(anatomy.n_layer) < n_trunk) & ((anatomy.state_bytes == 0) | (anatomy.n_values_k > 0))
         inputs, n_scored = np.zeros_like(begin), np.zeros_like(begin)
@@ -188,7 +204,7 @@ class _Here:
             has_inner=np.minimum(end, n_full) > begin,
             has_several=np.minimum(end, n_full if width.does_all else n_full - 1) > begin,
             has_last=has_last,
-            has_first=has_blocks & (begin == 0),
+            has_first=has_blocks & ((begin == 0) | keeps_input),
             has_output=(begin <= anatomy.n_layer) & (end > anatomy.n_layer),
             attends=n_scored > 0,
             inputs=inputs + np.where(has_last, -(-4 * grid.n_outputs // HOST.alignment) * HOST.alignment, 0),
@@ -196,8 +212,11 @@ class _Here:
         )
 
 
-def _layers(here: _Here, known: Terms, backend: Backend = HOST) -> Ints:
-    """Bytes of the dearest of the blocks' phases, all blocks being as wide as the widest; 0 without a block."""
+def _layers(here: _Here, backend: Backend = HOST, *, is_device: bool = False) -> Ints:
+    """Bytes of the dearest of the blocks' phases, all blocks being as wide as the widest; 0 without a block.
+
+    Flash attention on a device works on a copy of one block's cache where that lies in main memory.
+    """
     anatomy, grid, width = here.anatomy, here.grid, widths_of(here.anatomy)
     n_embd = anatomy.facts.n_embd
     n_tokens = np.where(here.has_inner, grid.n_ubatch, grid.n_outputs)
@@ -209,14 +228,13 @@ def _layers(here: _Here, known: Terms, backend: Backend = HOST) -> Ints:
     if not (width.does_all or width.experts):  # the outputs' rows are picked out in the last block
         last = 4 * (grid.n_outputs * (wide + n_embd) + grid.n_ubatch * 2 * n_embd) - _mask_in_use_again(here)
         block = np.maximum(block, np.where(here.has_last, last, 0))
-    if known.block_bytes_per_token is not None:
-        block = np.asarray(n_tokens * known.block_bytes_per_token)
     beyond = np.where(here.has_first, 0, width.attention_inner) + np.where(is_quantised, width.rotated, 0)
     attention = 4 * grid.n_ubatch * (width.attention + beyond)
-    if known.attention_bytes_per_token is not None:
-        attention = np.asarray(grid.n_ubatch * known.attention_bytes_per_token)
     if backend.copies_quantised_kv:
         attention = attention + np.where(grid.flash & here.attends, _f16_copies(anatomy, grid), 0)
+    if is_device:
+        is_away = grid.flash & here.attends & ~grid.offload_kqv
+        attention = attention + np.where(is_away, _cache_of_a_block(anatomy, grid), 0)
     attention = np.where(here.attends, attention + _scores(here), 0)
     return np.where(here.has_blocks, np.maximum(block, attention) + here.inputs, 0).astype(np.int64)
 
@@ -235,9 +253,9 @@ def _scores(here: _Here) -> Ints:
     return np.asarray(np.where(here.grid.flash, 0, n_bytes))
 
 
-def _output(here: _Here, known: Terms) -> Ints:
-    facts, a_row, grid = here.anatomy.facts, known.output_bytes_per_output, here.grid
-    a_row = 4 * (facts.n_vocab + facts.n_embd) if a_row is None else a_row
+def _output(here: _Here) -> Ints:
+    facts, grid = here.anatomy.facts, here.grid
+    a_row = 4 * (facts.n_vocab + facts.n_embd)
     width = widths_of(here.anatomy)
     normed = 4 * grid.n_ubatch * width.normed
     alone = np.where(here.has_blocks, 0, 2 * normed) if width.does_all else 0
@@ -267,6 +285,12 @@ def _n_rotated(heads: Ints, at_most: int | None) -> int:
     return min(power_of_two, at_most or power_of_two)
 
 
+def _cache_of_a_block(anatomy: Anatomy, grid: Grid) -> Ints:
+    """Bytes of the widest block's K and V over the whole cache, as they are stored."""
+    values_of_k, values_of_v = anatomy.n_values_k.max(initial=0), anatomy.n_values_v.max(initial=0)
+    return np.asarray(grid.n_cells * grid.n_streams * (values_of_k * grid.k32 + values_of_v * grid.v32) // 32)
+
+
 def _f16_copies(anatomy: Anatomy, grid: Grid) -> Ints:
     """Bytes of the f16 copy of the widest block's quantised K and V, over the whole cache."""
     n_bytes = np.zeros_like(grid.n_cells)
@@ -274,9 +298,3 @@ def _f16_copies(anatomy: Anatomy, grid: Grid) -> Ints:
         copied = 2 * grid.n_cells * grid.n_streams * values.max(initial=0)
         n_bytes = n_bytes + np.where(of_32 < BYTES_OF_32["f16"], copied, 0)
     return n_bytes
-
-
-def inputs_and_scores(anatomy: Anatomy, grid: Grid, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Bytes of masks and indices, and of attention scores, for blocks [begin, end): what a token's share leaves out."""
-    here = _Here.of(anatomy, grid, begin, end)
-    return here.inputs, _scores(here)

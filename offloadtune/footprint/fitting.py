@@ -19,7 +19,6 @@ COMPUTE_BAND_FRAC = 0.1
 
 _MARGIN_FRAC = 0.02
 _CELLS_STEP = 256
-_N_CTX_UNTRAINED = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +47,13 @@ def margin_of(free_bytes: int | None) -> int:
     return int((free_bytes or 0) * _MARGIN_FRAC)
 
 
-def fits(found: Footprints, room: Room, *, is_mapped: bool, is_exact: bool = False) -> Bools:
+def fits(found: Footprints, room: Room, *, is_mapped: bool, is_exact: Bools | bool = False) -> Bools:
     """Whether each setting fits on every device of known size and in main memory, shape (n_settings,).
 
-    Where the compute buffers are not exact there must be room for their band too.
+    Where the compute buffers are not exact (`is_exact`, for all or each) there must be room for their band too.
     """
     ok = np.ones(len(found.output_bytes), dtype=np.bool_)
-    needed = found.device_bytes + (0 if is_exact else np.ceil(found.compute_bytes * COMPUTE_BAND_FRAC))
+    needed = found.device_bytes + np.where(is_exact, 0, np.ceil(found.compute_bytes * COMPUTE_BAND_FRAC))
     for used, free, runtime, margin in zip(needed, room.free_bytes, room.runtime_bytes, room.margin_bytes, strict=True):
         if free is not None:
             ok &= (used == 0) | (used + runtime + margin <= free)
@@ -64,13 +63,13 @@ def fits(found: Footprints, room: Room, *, is_mapped: bool, is_exact: bool = Fal
     return ok
 
 
-def largest_contexts(n_ctx_train: int, n_settings: int, do_fit: Callable[[Ints], Bools]) -> Ints:
-    """The largest n_ctx for each setting with which it fits, in steps of 256 up to the training's; 0 where none does.
+def largest_contexts(n_ctx_most: int, n_settings: int, do_fit: Callable[[Ints], Bools]) -> Ints:
+    """The largest n_ctx for each setting with which it fits, in steps of 256 up to `n_ctx_most`; 0 where none does.
 
     `do_fit` says for which settings an n_ctx each does.
     """
     low = np.zeros(n_settings, dtype=np.int64)
-    high = np.full_like(low, (n_ctx_train or _N_CTX_UNTRAINED) // _CELLS_STEP)
+    high = np.full_like(low, n_ctx_most // _CELLS_STEP)
     while (low < high).any():
         middle = (low + high + 1) // 2
         ok = do_fit(np.maximum(middle, 1) * _CELLS_STEP)

@@ -26,11 +26,16 @@ BYTES_OF_32 = {
 
 
 HOST = Backend(alignment=32)
-GENERIC = Backend(alignment=32, offloads_ops=True)
-"""A card of which only the size is known."""
+GENERIC = Backend(alignment=128, copies_quantised_kv=True, offloads_ops=True, has_events=True, is_assumed=True)
+"""A card of which only the size is known: what any backend takes."""
 
-CUDA = Backend(alignment=128, row_padding=512, copies_quantised_kv=True, offloads_ops=True)
-_BACKENDS = {"CUDA": CUDA, "ROCm": CUDA, "MUSA": CUDA, "Vulkan": Backend(alignment=128, offloads_ops=True)}
+CUDA = Backend(alignment=128, row_padding=512, copies_quantised_kv=True, offloads_ops=True, has_events=True)
+RPC = Backend(alignment=32, has_events=True, keeps_handed=True)
+"""Another machine's device: it takes turns, but does not work for this machine's memory (ggml-rpc.cpp)."""
+
+_OF_A_GPU = Backend(alignment=128, offloads_ops=True, has_events=True)
+_BACKENDS = {"CUDA": CUDA, "ROCm": CUDA, "MUSA": CUDA, "RPC": RPC}
+_BACKENDS |= dict.fromkeys(("Vulkan", "SYCL", "MTL", "Metal"), _OF_A_GPU)
 
 
 def backend_of(device_name: str) -> Backend:
@@ -48,7 +53,7 @@ class Grid:
     """One setting an entry; all arrays have one length. Fields are those of `Settings`, as effective in the engine.
 
     `n_cells` is the cache of one stream in cells, `n_streams` how many there are; `k32` and `v32` are bytes of 32
-    cached values, `flash` whether flash attention is on.
+    cached values, `flash` whether flash attention is on, `has_devices` whether any but the CPU may be used.
     """
 
     n_gpu_layers: Ints
@@ -65,6 +70,7 @@ class Grid:
     swa_full: Bools
     offload_kqv: Bools
     op_offload: Bools
+    has_devices: Bools
 
     def __len__(self) -> int:
         return len(self.n_gpu_layers)
@@ -82,6 +88,7 @@ class Grid:
             v32=[BYTES_OF_32[one.type_v] for one in settings],
             n_gpu_layers=[one.n_gpu_layers if one.devices != () else 0 for one in settings],
             unified=[one.kv_unified for one in settings],
+            has_devices=[one.devices != () for one in settings],
             **{name: [getattr(one, name) for one in settings] for name in _SAME_NAME},
         )
 
@@ -115,6 +122,7 @@ class Grid:
             swa_full=asked["swa_full"].astype(np.bool_),
             offload_kqv=asked["offload_kqv"].astype(np.bool_),
             op_offload=asked["op_offload"].astype(np.bool_),
+            has_devices=asked["has_devices"].astype(np.bool_),
         )
 
 
@@ -135,6 +143,7 @@ _DEFAULTS = {
     "v32": BYTES_OF_32["f16"],
     "flash": False,
     "unified": False,
+    "has_devices": True,
 }
 
 

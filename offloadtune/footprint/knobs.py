@@ -11,6 +11,7 @@ from offloadtune.records import GgufFacts, Settings
 _N_BLOCK = 32
 _KEYS_OF_STATES = ("kda.", "shortconv.", "ssm.", "token_shift", "wkv.")
 _MAX_PRODUCT = 1 << 55  # leaves room for the bytes of a value and the kinds of memory
+_N_CTX_LIMIT = (1 << 31) - 1
 _N_SEQ_LIMIT = 256  # LLAMA_MAX_SEQ
 
 
@@ -30,6 +31,8 @@ def _contradictions(facts: GgufFacts, settings: Settings) -> Iterator[tuple[str,
         )
     if min(settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max) < 1:
         yield "n_ctx, n_batch, n_ubatch and n_seq_max must be at least 1.", "name numbers above 0"
+    if settings.n_ctx > _N_CTX_LIMIT:
+        yield f"llama.cpp counts no context of {settings.n_ctx}.", f"stay below {_N_CTX_LIMIT}"
     if settings.n_seq_max > _N_SEQ_LIMIT:
         yield f"llama.cpp holds at most {_N_SEQ_LIMIT} sequences, not {settings.n_seq_max}.", "use fewer"
     if settings.n_ubatch > settings.n_batch:

@@ -82,3 +82,7 @@ def __getattr__(name: str) -> Any:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
     return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'using')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

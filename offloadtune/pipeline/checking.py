@@ -50,17 +50,18 @@ def check_memory(fixed: Mapping[str, Any], facts: GgufFacts, machine: Machine, *
     """Refuse to hold weights in main memory that it has no room for. Raises UsageError.
 
     Mapped from the file they need not be there at once; read or locked into memory they end in the system's killing.
+    Every sweep tries the CPU alone, so all of them are counted.
     """
-    mode = fixed.get("load_mode", "mmap")
-    n_gpu_layers = fixed.get("n_gpu_layers", -1) if machine.offload_devices else 0
-    settings = Settings(load_mode=mode, n_ctx=n_ctx, n_gpu_layers=n_gpu_layers)
+    least = {"n_ctx": n_ctx, "flash_attn_type": "enabled", "n_outputs_max": 1, **fixed}
+    settings = Settings(**{**least, "devices": (), "n_gpu_layers": 0})
     if is_mapped(settings):
         return
-    least = reckon(facts, Grid.of((settings,), facts.n_layer))
-    held = int((least.host_weights_bytes + least.host_kv_cache_bytes + least.host_compute_bytes)[0])
+    found = reckon(facts, Grid.of((settings,), facts.n_layer), ())
+    held = int((found.host_weights_bytes + found.host_kv_cache_bytes + found.host_compute_bytes)[0])
     available = machine.host.ram.available_bytes
     if held > available:
-        message = f"load_mode={mode} holds {format_bytes(held)} in main memory, which has {format_bytes(available)}."
+        holds = f"load_mode={settings.load_mode} holds {format_bytes(held)} in main memory with the CPU alone"
+        message = f"{holds}, and {format_bytes(available)} are available."
         raise UsageError(message, hint="leave it out: mapped from the file, weights need not all be in memory")
 
 

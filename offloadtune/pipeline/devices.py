@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from datetime import UTC, datetime
 
 from offloadtune.footprint import Grid, Room, backend_of, margin_of, reckon
 from offloadtune.pipeline.calibrating import Calibration, Calibrations
@@ -21,14 +23,19 @@ class DeviceMemory:
         self._facts, self._machine, self._engine = facts, machine, engine
         self._calibrations = Calibrations(engine)
         self._calibrations.learn_free(machine.offload_devices)
+        self._sweep = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}"
 
     def predicted(self, settings: Settings) -> tuple[tuple[str, int], ...]:
-        """Bytes that each device should take at its peak, by arithmetic and what was learnt so far."""
+        """Bytes that each device should take at its peak, by arithmetic and what was learnt so far.
+
+        Where no trial has told what its driver takes, that is left out.
+        """
         if not settings.offloads:
             return ()
         chosen = self._machine.devices or ()
         if settings.devices is not None:
-            devices = tuple(device for device in chosen if device.name in settings.devices)
+            by_name = {device.name: device for device in chosen}
+            devices = tuple(by_name[name] for name in settings.devices if name in by_name)
         else:
             devices = self._machine.offload_devices
         room = machine_place(dataclasses.replace(self._machine, devices=devices), self._engine).room
@@ -43,7 +50,7 @@ class DeviceMemory:
 
     def learn(self, result: TrialResult) -> None:
         """Keep what the trial took beyond the engine's own breakdown."""
-        self._calibrations.learn_trial(self._machine.offload_devices, result)
+        self._calibrations.learn_trial(self._machine.offload_devices, result, self._sweep)
 
 
 def runtime_bytes(machine: Machine, engine: EngineBuild) -> int:

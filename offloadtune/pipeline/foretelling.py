@@ -67,7 +67,7 @@ def foretold(facts: GgufFacts, settings: Settings, place: Place, forecasts: Sequ
     names, terms = place.room.names, None
     if names and not few.refusal and not asked.refusal:
         computed = [[_sum(one.memory, name).compute_bytes for name in names] for one in (few, asked)]
-        terms = identify(facts, probes_of(settings), computed, place.room.shares)
+        terms = identify(facts, probes_of(settings), computed, place.room.backends, place.room.shares)
     return Foretold(forecast=asked, names=names, terms=terms)
 
 

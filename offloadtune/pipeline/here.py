@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from offloadtune import store
 from offloadtune.engine import Runner
-from offloadtune.errors import EngineError, EngineMissingError, UsageError
+from offloadtune.errors import BusyError, EngineError, EngineMissingError, UsageError
 from offloadtune.footprint import probes_of
 from offloadtune.gguf import read_gguf
 from offloadtune.pipeline.calibrating import Calibrations
 from offloadtune.pipeline.devices import machine_place
 from offloadtune.pipeline.foretelling import Foretold, foretold
-from offloadtune.pipeline.journals import read_all
+from offloadtune.pipeline.journals import last_results, read_all
 from offloadtune.pipeline.planning import report_of
 from offloadtune.pipeline.rebuilding import rebuild_line
-from offloadtune.pipeline.rooms import Place
+from offloadtune.pipeline.rooms import Place, named_place
 from offloadtune.plans import PlanReport, PlanRequest
 from offloadtune.probe import probe_host
 from offloadtune.records import EngineBuild, GgufFacts, Machine, Outcome, Settings
@@ -27,6 +28,8 @@ def plan_here(request: PlanRequest) -> PlanReport:
     """A plan on this machine's devices. Raises as `planning.plan` does."""
     if request.is_exact and request.path is None:
         raise UsageError("--exact needs a file that the engine can open.", hint="name a GGUF file instead of --shape")
+    if (owner := store.owner_now(store.data_dir())) is not None:
+        return _plan_beside(request, owner)
     with Runner(request.path or Path(), request.endpoints) as runner:
         try:
             engine, devices = runner.describe()
@@ -37,6 +40,8 @@ def plan_here(request: PlanRequest) -> PlanReport:
                 raise
             return _plan_without_engine(request, error)
         machine = Machine(host=probe_host(measure=False), devices=devices)
+        if not machine.offload_devices and request.limit_bytes is not None:
+            return report_of(request, named_place(request), None)
         place = machine_place(machine, engine, request.limit_bytes, request.ram_limit_bytes)
 
         def ask(facts: GgufFacts, settings: Settings, place: Place) -> Foretold:
@@ -45,18 +50,21 @@ def plan_here(request: PlanRequest) -> PlanReport:
             return foretold(facts, settings, place, forecasts)
 
         report = report_of(request, place, ask if request.is_exact else None)
-    return dataclasses.replace(report, measured=_measured(request, report.plan.settings, engine))
+    return dataclasses.replace(report, measured=_measured(request, report.plan.settings, machine, engine))
 
 
-def _measured(request: PlanRequest, settings: Settings, engine: EngineBuild) -> tuple[tuple[str, int], ...]:
-    """The device peaks of the newest stored trial of this file with these settings, threads aside."""
+def _measured(
+    request: PlanRequest, settings: Settings, machine: Machine, engine: EngineBuild
+) -> tuple[tuple[str, int], ...]:
+    """The device peaks of the newest trial of this file with these settings here, threads aside."""
     if request.path is None:
         return ()
     gguf_id = read_gguf(request.path).gguf_id
-    stored, _ = read_all(lambda header: header.gguf_id == gguf_id and header.engine.build_id == engine.build_id)
+    here = (gguf_id, machine.machine_id, engine.build_id)
+    stored, _ = read_all(lambda header: (header.gguf_id, header.machine_id, header.engine.build_id) == here)
     found: tuple[tuple[str, int], ...] = ()
     for one in sorted(stored, key=lambda one: one.written_at):
-        for result in one.content.results:
+        for result in last_results(one.content):
             if result.outcome is Outcome.OK and _alike(result.trial.settings) == _alike(settings):
                 found = result.device_peak_bytes
     return found
@@ -67,8 +75,20 @@ def _alike(settings: Settings) -> Settings:
     return settings.replace(n_threads=1, n_threads_batch=1, use_extra_bufts=True, load_mode="mmap")
 
 
+def _plan_beside(request: PlanRequest, owner: store.Owner) -> PlanReport:
+    """A plan while a sweep measures: a second process on its devices would disturb what it measures."""
+    if request.is_exact or request.endpoints:
+        message = f"{owner.what} is being measured now, and its devices must not be asked meanwhile."
+        raise BusyError(message, hint="wait for the sweep to end, or plan for a card by name with --card")
+    place = machine_place(Machine(host=probe_host(measure=False), devices=None), None, None, request.ram_limit_bytes)
+    said = f"No device is planned for: {owner.what} is being measured on them now. Name a card with --card."
+    return report_of(request, dataclasses.replace(place, warnings=(*place.warnings, said)), None)
+
+
 def _plan_without_engine(request: PlanRequest, error: EngineMissingError | EngineError) -> PlanReport:
+    if request.limit_bytes is not None:
+        return report_of(request, named_place(request), None)
     machine = Machine(host=probe_host(measure=False), devices=None)
-    place = machine_place(machine, None, request.limit_bytes, request.ram_limit_bytes)
+    place = machine_place(machine, None, None, request.ram_limit_bytes)
     said = f"No device is planned for: {error} Name a card with --card, or install an engine: {rebuild_line()}"
     return report_of(request, dataclasses.replace(place, warnings=(*place.warnings, said)), None)

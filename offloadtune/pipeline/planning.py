@@ -46,6 +46,7 @@ from offloadtune.search import settings_of_target
 from offloadtune.units import GIB
 
 N_CTX_PLANNED = 4096
+N_CTX_UNTRAINED = 1 << 17
 _N_CTX_STEP = 4096
 _SERVER_PROMPT_CACHE_BYTES = 8 * GIB  # llama-server's --cache-ram unless told otherwise
 
@@ -100,8 +101,9 @@ def settings_for(request: PlanRequest, facts: GgufFacts) -> Settings:
     for name, most in (("n_cpu_moe", facts.n_layer), ("n_outputs_max", asked["n_ctx"])):  # more is the same
         if name in asked:
             asked[name] = min(asked[name], most)
-    n_batch = max(base.n_batch, asked.get("n_ubatch", 0))
-    settings = base.replace(**{"n_batch": n_batch, **asked})
+    n_batch = asked.get("n_batch") or max(base.n_batch, asked.get("n_ubatch", 0))
+    asked["n_ubatch"] = asked.get("n_ubatch", min(base.n_ubatch, n_batch)) or n_batch  # 0 as for llama.cpp: n_batch
+    settings = base.replace(**{**asked, "n_batch": n_batch})
     if refused := contradiction(facts, settings):
         raise UsageError(refused[0], hint=refused[1])
     layers = settings.n_gpu_layers
@@ -120,13 +122,15 @@ def plan(request: PlanRequest) -> PlanReport:
 
     Raises GgufError, UnknownNameError, UsageError; EngineError where an endpoint or an exact answer fails.
     """
-    if request.card is None and request.n_devices == 1 and (request.limit_bytes is None or request.endpoints):
+    if request.card is not None and request.endpoints:
+        raise UsageError("--card names a card elsewhere, --rpc a device that answers.", hint="leave out one of them")
+    if request.card is None and request.n_devices == 1:
         from offloadtune.pipeline.here import plan_here  # noqa: PLC0415 - loads what starts the engine
 
         return plan_here(request)
     if request.is_exact:
         message = "--exact asks this machine's engine about this machine's devices."
-        raise UsageError(message, hint="leave out --card and --vram-limit, or leave out --exact")
+        raise UsageError(message, hint="leave out --card and --n-devices, or leave out --exact")
     return report_of(request, named_place(request), None)
 
 
@@ -140,11 +144,10 @@ def report_of(request: PlanRequest, place: Place, ask: Ask | None) -> PlanReport
     chose = "n_gpu_layers" not in request.asked and place.room.is_known
     if chose:
         question = question.with_layers(_most_layers(question, None))
-    foretold = ask(facts, question.settings, place) if ask is not None else None
+    foretold = None
+    if ask is not None:
+        question, foretold = _asked(question, ask, is_free=chose)
     terms = foretold.terms if foretold else None
-    if chose and ask and terms and (better := _most_layers(question, terms)) != question.settings.n_gpu_layers:
-        question = question.with_layers(better)
-        foretold = ask(facts, question.settings, place)
     plan = _plan(question, _parts(question), Tier.ARITHMETIC) if foretold is None else _foretold(question, foretold)
     layers, context = _costs(question, terms)
     return PlanReport(
@@ -156,6 +159,20 @@ def report_of(request: PlanRequest, place: Place, ask: Ask | None) -> PlanReport
         context_cost_bytes=context,
         chose_layers=chose,
     )
+
+
+def _asked(question: Question, ask: Ask, *, is_free: bool) -> tuple[Question, Foretold]:
+    """The engine's word; where layers are free to choose, on the most that it says fit."""
+    foretold = ask(question.facts, question.settings, question.place)
+    if not is_free or foretold.terms is None:
+        return question, foretold
+    safe = question, foretold
+    for k in range(_most_layers(question, foretold.terms), question.settings.n_gpu_layers, -1):
+        more = question.with_layers(k)
+        word = ask(more.facts, more.settings, more.place)
+        if _foretold(more, word).fits:
+            return more, word
+    return safe
 
 
 def _foretold(question: Question, foretold: Foretold) -> MemoryPlan:
@@ -203,7 +220,8 @@ def _plan(question: Question, parts: Parts, tier: Tier) -> MemoryPlan:
         devices = question.companions.beside_devices(devices, settings, room)
         host = question.companions.beside_host(host, settings, room)
     why_not = refusals(devices, host)
-    is_known = room.is_known if room.names else room.available_bytes is not None
+    is_used = any(device.total_bytes for device in devices)
+    is_known = room.is_known if is_used else host.available_bytes is not None
     return MemoryPlan(
         label=facts.path.name,
         quantisation=facts.quantisation,
@@ -282,7 +300,7 @@ def _footprints(question: Question, terms: Sequence[Terms] | None, n_gpu_layers:
 
 
 def _most_layers(question: Question, terms: Sequence[Terms] | None) -> int:
-    """The most n_gpu_layers that fit, 0 where none does."""
+    """The most n_gpu_layers that fit, 0 where none does; with `terms` without the rule's band, to be asked about."""
     layers = np.arange(question.facts.n_layer + 1, -1, -1)
     found = _footprints(question, terms, layers, np.full_like(layers, question.settings.n_ctx))
     is_exact = terms is not None and not question.companions
@@ -299,14 +317,14 @@ def _rows(question: Question, terms: Sequence[Terms] | None) -> tuple[LayerRow, 
     totals = (used + np.where(used > 0, np.array(room.runtime_bytes)[:, None], 0)).sum(axis=0).tolist()
     if not room.is_known:
         return tuple(LayerRow(n_gpu_layers=k, device_bytes=n, n_ctx_max=None) for k, n in enumerate(totals))
-    is_exact = terms is not None and not question.companions
+    is_exact = (layers == settings.n_gpu_layers) & (terms is not None) & (not question.companions)
 
     def do_fit(n_ctx: Ints) -> NDArray[np.bool_]:
         found = _footprints(question, terms, layers, n_ctx)
         return fits(found, room, is_mapped=is_mapped(settings), is_exact=is_exact)
 
-    contexts = largest_contexts(facts.n_ctx_train, len(layers), do_fit).tolist()
-    whole = facts.n_ctx_train // 256 * 256
+    whole = pad_256(max(settings.n_ctx, facts.n_ctx_train * settings.n_seq_max or N_CTX_UNTRAINED))
+    contexts = largest_contexts(whole, len(layers), do_fit).tolist()
     return tuple(
         LayerRow(n_gpu_layers=k, device_bytes=n, n_ctx_max=n_ctx, is_all=n_ctx == whole)
         for k, (n, n_ctx) in enumerate(zip(totals, contexts, strict=True))

@@ -13,8 +13,16 @@ from offloadtune.units import MIB
 PUBLISHED_CUDA_RUNTIME_BYTES = 330 * MIB
 """CUDA context of one process on one card, by published logs of llama.cpp (320 to 330 MiB)."""
 
-USABLE_FRAC = 0.98
+_USABLE_FRAC = 0.98
 """Of a card's nominal memory what its driver lets programs have, nothing else running (24 GB cards: 24080 MiB)."""
+
+_USABLE_OF_APPLE_FRAC = 0.67
+"""Of unified memory what Metal gives a program by default, on machines of up to 36 GB; larger ones give more."""
+
+_USABLE_WITH_ECC_FRAC = 0.935
+_ERROR_CORRECTING = {"A10", "A40", "L4", "L40", "L40S", "T4"}
+"""Cards whose error correction takes a sixteenth of their GDDR memory (T4: 15360 of 16384 MiB)."""
+
 
 _PREFIXES = {"NVIDIA": "CUDA", "AMD": "ROCm", "Intel": "SYCL", "Apple": "MTL"}
 _N_DEVICES_MAX = 16  # llama_max_devices()
@@ -35,7 +43,7 @@ def named_place(request: PlanRequest) -> Place:
         raise UsageError(f"{request.n_devices} devices cannot be planned for.", hint=f"use 1 to {_N_DEVICES_MAX}")
     n = request.n_devices
     card = catalogue.find_card(request.card) if request.card else None
-    free = int(card.vram_bytes * USABLE_FRAC) if card and card.vram_bytes else None
+    free = int(card.vram_bytes * _usable_frac(card)) if card and card.vram_bytes else None
     if request.limit_bytes is not None:
         free = request.limit_bytes if free is None else min(free, request.limit_bytes)
     prefix = _PREFIXES.get(card.vendor, "GPU") if card else "GPU"
@@ -59,5 +67,12 @@ def _unknown_size(card: catalogue.Card | None, limit_bytes: int | None) -> tuple
         return ()
     if card.vram_bytes is None and limit_bytes is None:
         return (f"{card.name} has no memory of its own: name what it may use with --vram-limit.",)
-    usable = f"{USABLE_FRAC:.0%} of its nominal memory"
+    usable = f"{_usable_frac(card):.0%} of its nominal memory"
     return (f"{card.name} is reckoned with {usable}; a desktop shown by it takes its part.",)
+
+
+def _usable_frac(card: catalogue.Card) -> float:
+    if card.vendor == "Apple":
+        return _USABLE_OF_APPLE_FRAC
+    is_correcting = card.name.removeprefix("Tesla ").partition(" ")[0] in _ERROR_CORRECTING
+    return _USABLE_WITH_ECC_FRAC if is_correcting else _USABLE_FRAC

@@ -126,7 +126,9 @@ def _memory_lines(report: SweepReport) -> Iterator[RenderableType]:
     predicted = dict(chosen.device_predicted_bytes) if chosen else {}
     for name, peak in chosen.device_peak_bytes if chosen else ():
         if peak and name in predicted:
-            yield Text(f"memory of {name}: {format_bytes(peak)} at the peak, {format_bytes(predicted[name])} expected")
+            reckoned, more = predicted[name], peak - predicted[name]
+            words = f"{format_bytes(abs(more))} {'more' if more >= 0 else 'less'} than reckoned before it was loaded"
+            yield Text(f"memory of {name}: {format_bytes(peak)} at the peak, {words}" if reckoned else "")
 
 
 def _next_lines(report: SweepReport) -> Iterator[RenderableType]:

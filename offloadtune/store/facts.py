@@ -12,6 +12,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import filelock
+
+_PATIENCE_S = 2.0
+
 
 class FactFile:
     """A small dictionary on disk, written whole and atomically."""
@@ -24,9 +28,13 @@ class FactFile:
         return self._read().get(key)
 
     def put(self, key: str, value: Any) -> None:
-        facts = {**self._read(), key: value}
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, filelock.Timeout):
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(f"{self._path}.lock", timeout=_PATIENCE_S):
+                self._write({**self._read(), key: value})
+
+    def _write(self, facts: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
             handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
             try:
                 with os.fdopen(handle, "w", encoding="utf-8") as stream:
@@ -38,6 +46,6 @@ class FactFile:
     def _read(self) -> dict[str, Any]:
         try:
             facts = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return facts if isinstance(facts, dict) else {}

@@ -61,7 +61,7 @@ def test_two_probes_make_the_compute_buffers_of_a_placement_known(
             base = Settings(n_gpu_layers=n_gpu_layers, n_ctx=2048, flash_attn_type=flash, use_extra_bufts=False)
             probes = probes_of(base)
             computed = [[on_device(one)] for one in runner.forecast(probes, timeout_s=60)]
-            terms = identify(facts, probes, computed, (1.0,))
+            terms = identify(facts, probes, computed, (HOST,), (1.0,))
             others = [
                 base.replace(n_ctx=n_ctx, n_ubatch=n_ubatch, n_outputs_max=n_outputs)
                 for n_ctx, n_ubatch, n_outputs in itertools.product((1024, 4096, 8192), (128, 512), (0, 1))

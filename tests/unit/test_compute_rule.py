@@ -7,16 +7,28 @@ virtual card that keeps tensors as the host does: n_ctx 16384, n_batch 2048, n_u
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloadtune.footprint import BYTES_OF_32, CUDA, HOST, Backend, Footprints, Grid, Terms, anatomy_of, reckon
+from offloadtune.footprint import (
+    BYTES_OF_32,
+    CUDA,
+    HOST,
+    Backend,
+    Footprints,
+    Grid,
+    anatomy_of,
+    identify,
+    probes_of,
+    reckon,
+)
 from offloadtune.footprint.widths import widths_of
 from offloadtune.pipeline.shapes import facts_of_shape
-from offloadtune.records import GgufFacts
+from offloadtune.records import GgufFacts, Settings
 
 MIB = 1 << 20
 FACTS = {
@@ -240,10 +252,22 @@ def test_a_setting_takes_the_same_alone_and_among_others(
             assert (getattr(together, field.name)[..., i] == getattr(alone, field.name)[..., 0]).all()
 
 
-def test_identified_terms_take_the_place_of_the_rule() -> None:
-    facts = FACTS["llama-3-8b"]
-    grid = Grid.over(facts.n_layer, n_gpu_layers=33, n_outputs_max=1, flash=True, n_ctx=4096)
-    by_rule = reckon(facts, grid).compute_bytes[0, 0]
-    terms = [Terms(block_bytes_per_token=4.0 * (3 * 14336 + 4 * 4096))]
-    identified = reckon(facts, grid, terms=terms).compute_bytes[0, 0]
-    assert identified - by_rule == 4 * 4096 * 512
+CASES: list[tuple[tuple[Backend, ...], dict[str, Any]]] = [
+    ((CUDA,), {"n_gpu_layers": 16}),
+    ((CUDA,), {"n_gpu_layers": 33, "n_outputs_max": 0}),
+    ((CUDA, CUDA), {"n_gpu_layers": 33}),
+    ((HOST,), {"n_gpu_layers": 20, "flash_attn_type": "disabled"}),
+]
+
+
+@pytest.mark.parametrize(("backends", "fields"), CASES)
+@pytest.mark.parametrize("more", [0, 3_000_000])
+def test_what_is_identified_is_found_again(backends: tuple[Backend, ...], fields: dict[str, Any], more: int) -> None:
+    """Whatever the rule itself adds, lent weights and copies, is not counted twice."""
+    facts, shares = FACTS["llama-3-8b"], (1.0,) * len(backends)
+    settings = Settings(**{"n_ctx": 4096, "n_outputs_max": 1, "flash_attn_type": "enabled", **fields})
+    grid = Grid.of(probes_of(settings), facts.n_layer)
+    told = (reckon(facts, grid, backends, shares).compute_bytes + more).T.tolist()
+    terms = identify(facts, probes_of(settings), told, backends, shares)
+    again = reckon(facts, grid, backends, shares, terms).compute_bytes.T
+    assert np.abs(again - np.array(told)).max() <= 1

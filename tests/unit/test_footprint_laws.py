@@ -111,8 +111,9 @@ def test_the_largest_context_is_the_largest(facts: GgufFacts, fields: dict[str, 
         grid = grid_of(facts, settings, n_gpu_layers=layers, n_ctx=n_ctx)
         return fits(reckon(facts, grid, room.backends, room.shares), room, is_mapped=True)
 
-    largest = largest_contexts(facts.n_ctx_train, len(layers), do_fit)
-    is_more_possible = largest + 256 <= (facts.n_ctx_train or 1 << 17)
+    n_ctx_most = facts.n_ctx_train or 1 << 17
+    largest = largest_contexts(n_ctx_most, len(layers), do_fit)
+    is_more_possible = largest + 256 <= n_ctx_most
     assert (do_fit(np.maximum(largest, 1)) | (largest == 0)).all()
     assert not (do_fit(largest + 256) & is_more_possible).any()
 

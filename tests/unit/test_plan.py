@@ -298,7 +298,7 @@ def test_a_knob_moves_the_right_bytes(
     before, after = (parts(planned(in_process, *base, *given)) for given in (everything, (*option, *layers)))
     moved = {kind for kind in before if before[kind] != after[kind]}
     assert moved <= moves
-    assert moved >= moves - {"compute"}
+    assert moved >= (moves - {"compute"} or moves)
 
 
 def test_the_cache_is_what_its_type_and_context_make_it(in_process: InProcess) -> None:
@@ -319,9 +319,13 @@ def test_more_layers_than_there_are_means_all(in_process: InProcess) -> None:
     assert answers[0]["settings"]["n_gpu_layers"] == 33
 
 
-def test_no_layers_take_no_device_memory(in_process: InProcess) -> None:
+def test_without_layers_a_card_still_works_for_main_memory(in_process: InProcess) -> None:
+    """Matrices of a prompt go there one by one; only few tokens at once, or an unknown card, leave it alone."""
     device = planned(in_process, *CARDED, "--n-gpu-layers", "0")["devices"]["CUDA0"]
-    assert device["total_bytes"] == device["runtime_bytes"] == 0
+    assert device["weights_bytes"] == device["kv_cache_bytes"] == 0
+    assert device["compute_bytes"] > 0 < device["runtime_bytes"]
+    few = planned(in_process, *CARDED, "--n-gpu-layers", "0", "--n-ubatch", "16")["devices"]["CUDA0"]
+    assert few["total_bytes"] == 0
 
 
 def test_fits_is_yes_no_or_unknown(in_process: InProcess) -> None:

@@ -344,7 +344,7 @@ def test_facts_are_found_again(tmp_path: Path) -> None:
     FactFile(path).put("naïve \udcff", "x")  # a path that is no text may be part of a key
     assert FactFile(path).get("key") == {"use_extra_bufts": False}
     assert FactFile(path).get("naïve \udcff") == "x"
-    assert os.listdir(path.parent) == ["facts.json"]  # noqa: PTH208 - names only
+    assert sorted(os.listdir(path.parent)) == ["facts.json", "facts.json.lock"]  # noqa: PTH208 - names only
 
 
 @pytest.mark.parametrize("garbage", [b"", b"{", b"[1]", b"5", b"null", b"\xff\xfe\x00", b'{"key": '])
@@ -367,7 +367,7 @@ def test_a_place_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Path, "replace", cannot_write(errno.ENOSPC))
     FactFile(path).put("key", 2)
     assert FactFile(path).get("key") == 1
-    assert sorted(one.name for one in tmp_path.iterdir() if one.is_file()) == ["facts.json", "file"]
+    assert sorted(one.name for one in tmp_path.iterdir() if one.is_file()) == ["facts.json", "facts.json.lock", "file"]
 
 
 def test_settings_keep_the_names_they_have_in_older_journals() -> None:

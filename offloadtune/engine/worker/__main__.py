@@ -15,6 +15,7 @@ import threading
 from typing import Any, BinaryIO
 
 from offloadtune.engine import osdoor
+from offloadtune.engine.protocol import REQUEST_MARK
 
 Request = dict[str, Any]
 
@@ -45,7 +46,10 @@ def serve(requests: queue.SimpleQueue[Request], replies_out: BinaryIO, endpoints
         native.add_endpoint(endpoint)
     session = Session(log)
     while True:
-        send(_answer(session, requests.get()))
+        request = requests.get()
+        sys.stderr.write(f"{REQUEST_MARK}{request['id']}\n")
+        sys.stderr.flush()
+        send(_answer(session, request))
 
 
 def _answer(session: Any, request: Request) -> Request:

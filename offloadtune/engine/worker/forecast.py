@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from offloadtune.engine.worker import lines, native, placed, tensor_map
+from offloadtune.engine.worker import lines, llama_class, native, placed, tensor_map
 from offloadtune.engine.worker.refused import RefusedError
 
 low = native.low
@@ -39,7 +39,7 @@ def forecast(log: native.Log, path: str, contexts: list[dict[str, Any]], *, by_l
         try:
             return [placement.forecast(settings) for settings in contexts]
         finally:
-            low.llama_model_free(placement.handle)
+            llama_class.free_weights(placement.handle)  # low's own is held back from a `Llama` that goes
     finally:
         log.debug_marks = ()
 

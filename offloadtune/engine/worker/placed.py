@@ -34,10 +34,13 @@ def refused_tensors(
     """
     buffer_of = {device: buffer_name for buffer_name, device in device_of.items()}
     groups: dict[tuple[str, str, str], list[str]] = {}
+    device_of_buffer: dict[str, str] = {}
+    taken = {(tensor.type_name, tensor.device) for tensor in tensors}
     for tensor in _at_home_in_layers(tensors, layer_devices):
         assigned = _assigned(tensor, layer_devices)
         if assigned in {"host", tensor.device} or (kept and re.search(kept, tensor.name)):
             continue
+        device_of_buffer[buffer_of.get(assigned, assigned)] = assigned
         key = (tensor.type_name, buffer_of.get(assigned, assigned), tensor.buffer_name)
         groups.setdefault(key, []).append(tensor.name)
     return [
@@ -47,6 +50,7 @@ def refused_tensors(
             "n_tensors": len(names),
             "refused_by": refused_by,
             "kept_in": kept_in,
+            "is_whole_type": (type_name, device_of_buffer[refused_by]) not in taken,
         }
         for (type_name, refused_by, kept_in), names in groups.items()
     ]
