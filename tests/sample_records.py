@@ -210,6 +210,7 @@ def result(outcome: Outcome = Outcome.OK) -> TrialResult:
             MemoryUse(device="host", is_host=True, weights_bytes=GIB, kv_cache_bytes=0, compute_bytes=7 << 20),
         ),
         device_peak_bytes=(("CUDA0", 5 * GIB),),
+        device_predicted_bytes=(("CUDA0", 5 * GIB - (50 << 20)),),
         host_peak_rss_bytes=2 * GIB,
         load_ns=1_234_567_890_123,
         effective=(("n_ctx", 2816), ("flash_attn_type", "enabled"), ("swa_full", False), ("n_seq_max", None)),

@@ -165,9 +165,9 @@ class WorkerProcess:
         )
         return WorkerRefusedError(reply["reason"], evidence)
 
-    def _lines_of_request(self, told: Sequence[str]) -> tuple[str, ...]:
+    def _lines_of_request(self, told: Sequence[str] = ()) -> tuple[str, ...]:
         """What the engine said in the request under way: by the worker's log, and by stderr as far as it was read."""
-        read = tuple(self._lines.copy()) if self._i_marked == self._n_requests else ()
+        read = tuple(self._lines.copy()) if self._i_marked in {0, self._n_requests} else ()  # 0: it never served
         return (*(line for line in read if line not in set(told)), *told)
 
     def _died(self, phase: str, *, timed_out: bool) -> WorkerDiedError:
@@ -182,7 +182,7 @@ class WorkerProcess:
             signal=None if code is None else osdoor.signal_name(code),
             exit_code=code,
             abort_text=self._abort_text,
-            last_lines=tuple(self._lines.copy()),
+            last_lines=self._lines_of_request(),
         )
         return WorkerDiedError(evidence, timed_out=timed_out)
 

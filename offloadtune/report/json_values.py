@@ -75,7 +75,8 @@ def sweep_json(report: SweepReport) -> dict[str, Any]:
 
 def _memory(report: SweepReport) -> dict[str, Any]:
     """Peak and expectation of each device under the recommended settings."""
-    chosen = next((one for one in report.results if one.trial == report.recommendation.trial), None)
+    trial_id = report.recommendation.trial.trial_id
+    chosen = next((one for one in report.results if one.trial.trial_id == trial_id), None)
     predicted = dict(chosen.device_predicted_bytes) if chosen else {}
     return {
         name: {"peak_bytes": peak, "predicted_bytes": predicted.get(name)}

@@ -201,8 +201,9 @@ def _wrapped(words: Sequence[str], width: int) -> Iterator[str]:
 
 def _verdict(report: PlanReport) -> Iterator[Text]:
     plan = report.plan
-    words = {True: "It fits.", False: "It does not fit.", None: _UNKNOWN}
-    yield Text(words[plan.fits], style="bold")
+    is_checked = plan.host.available_bytes is not None or not plan.devices
+    fits = "It fits." if is_checked else "It fits on the device; main memory is not checked without --ram-limit."
+    yield Text({True: fits, False: "It does not fit.", None: _UNKNOWN}[plan.fits], style="bold")
     yield from (Text(f"- {printable(sentence)}") for sentence in plan.refusals)
     if plan.fits is False:
         yield from (Text(f"- {sentence}") for sentence in _ways_out(report))

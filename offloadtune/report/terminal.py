@@ -122,7 +122,7 @@ def sweep_view(report: SweepReport) -> RenderableType:
 def _memory_lines(report: SweepReport) -> Iterator[RenderableType]:
     """What the recommended settings took of each device, beside what was expected."""
     trial = report.recommendation.trial
-    chosen = next((result for result in report.results if result.trial == trial), None)
+    chosen = next((result for result in report.results if result.trial.trial_id == trial.trial_id), None)
     predicted = dict(chosen.device_predicted_bytes) if chosen else {}
     for name, peak in chosen.device_peak_bytes if chosen else ():
         if peak and name in predicted:

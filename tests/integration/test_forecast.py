@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from conftest import MIB, ROOT, CardMaker
 from mamba_file import STATE_BYTES, write_mamba_file
@@ -206,6 +210,35 @@ def test_the_loaded_placement_is_left_alone(smollm2_path: Path, make_card: CardM
     assert foretold[0].tier is Tier.ENGINE
     assert first.memory == second.memory
     assert first.load_ns == second.load_ns
+
+
+def test_forecasts_leave_no_memory_behind(gemma3_path: Path) -> None:
+    """Each takes some forty MiB, most of it the vocabulary, and gives them back."""
+    with Runner(gemma3_path) as runner:
+        sizes = []
+        for _ in range(8):
+            forecast(runner, [PLAIN])
+            sizes.append(psutil.Process(pid_of(runner)).memory_info().rss)
+    assert sizes[-1] - sizes[2] < 60 * MIB  # the allocator has what it wants after the first few
+
+
+def test_what_a_refused_forecast_said_explains_no_later_death(smollm2_path: Path) -> None:
+    """Both ways a refusal and a death tell what happened: each by the lines of its own request."""
+    with Runner(smollm2_path) as runner:
+        refused, _ = forecast(runner, [PLAIN.replace(type_v="q8_0"), PLAIN])
+        assert "flash_attn" in refused.refusal
+        pid = pid_of(runner)
+        os.kill(pid, signal.SIGSTOP)
+        for delay_s, one in ((0.5, signal.SIGSEGV), (0.6, signal.SIGCONT)):
+            threading.Timer(delay_s, os.kill, (pid, one)).start()
+        died = runner.run(Trial(settings=PLAIN, target=Target.LLAMA_SERVER, why="test"), PLAN, timeout_s=60)
+    assert died.outcome is Outcome.CRASHED, died.reason  # not "unsupported"
+    assert "SIGSEGV" in died.reason
+
+
+def pid_of(runner: Runner) -> int:
+    assert runner._worker is not None
+    return runner._worker.pid
 
 
 def test_a_file_that_is_not_there(tmp_path: Path, smollm2_path: Path) -> None:

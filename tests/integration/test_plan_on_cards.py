@@ -24,6 +24,7 @@ from test_forecast import taken
 from offloadtune import catalogue
 from offloadtune.engine import Runner
 from offloadtune.records import Settings
+from offloadtune.store import data_dir, measuring_alone
 
 
 def planned(*arguments: str | Path, **environment: str) -> dict[str, Any]:
@@ -109,7 +110,10 @@ def test_two_cards_share_the_layers_as_the_engine_does(smollm2_path: Path, make_
     exact, reckoned = planned(smollm2_path, *here, "--exact", "--draft", smollm2_path), planned(smollm2_path, *here)
     assert list(exact["devices"]) == ["RPC0", "RPC1"]
     for name, device in exact["devices"].items():
-        assert told(device)[:2] == told(reckoned["devices"][name])[:2]
+        ours = reckoned["devices"][name]
+        assert told(device)[:2] == told(ours)[:2]
+        assert told(device)[2] == pytest.approx(told(ours)[2], rel=0.1)  # both take turns at parts of a batch
+    assert exact["host"]["compute_bytes"] == pytest.approx(reckoned["host"]["compute_bytes"], rel=0.1)
     first, last = exact["devices"].values()
     assert (first["draft_bytes"], first["band_bytes"]) == (0, 400 * MIB // 50)
     assert last["draft_bytes"] > last["band_bytes"] > 800 * MIB // 50  # the engine is asked of the model alone
@@ -263,3 +267,15 @@ def of_session(session: int) -> list[str]:
         if not found or time.monotonic() > give_up:
             return found
         time.sleep(0.05)
+
+
+@pytest.mark.engine
+def test_while_a_sweep_measures_its_devices_are_left_alone(smollm2_path: Path, make_card: CardMaker) -> None:
+    card = make_card(1, 400 * MIB)
+    with measuring_alone(data_dir(), "other.gguf"):
+        aside = planned(smollm2_path)
+        assert aside["devices"] == {}
+        assert any("other.gguf is being measured" in sentence for sentence in aside["warnings"])
+        refused = offloadtune("plan", smollm2_path, "--rpc", card.endpoint)
+    assert refused.code == 18
+    assert "other.gguf is being measured" in refused.err

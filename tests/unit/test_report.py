@@ -143,6 +143,7 @@ def test_the_sweep_has_the_promised_keys(capsys: pytest.CaptureFixture[str]) -> 
         assert (seen["p50"], seen["low"], seen["high"]) == (one.p50, one.low, one.high)
     assert best["prefill_tok_per_s"]["p50"] == 1422.0
     assert best["peak_bytes"] == {"CUDA0": 5 << 30, "host_rss": None}
+    assert value["memory"] == {"CUDA0": {"peak_bytes": 5 << 30, "predicted_bytes": (5 << 30) - (50 << 20)}}
     assert best["verdict_vs_default"] == "same"
     assert best["reasons"] == list(recommendation().reasons)
     assert value["profile_path"] == str(report().profile_path)
