@@ -118,9 +118,14 @@ def choose_workload(found: Tally, rule: WorkloadRule, n_parallel: int = 1) -> Wo
 
 
 def context_for(found: Tally, workload: Workload) -> int:
-    """The context that holds the longest request, and the workload, in every sequence."""
-    longest = found.turn.high * workload.n_parallel if found.turn else 0
-    return -(-max(longest, workload.n_ctx_needed) // _CTX_STEP) * _CTX_STEP
+    """The context that holds the longest request, and the workload, in every sequence.
+
+    Where an output is not known, the longest prompt has room for that of the workload.
+    """
+    longest = found.turn.high if found.turn else 0
+    if found.prompt and (found.output is None or found.output.n_requests < found.n_requests):
+        longest = max(longest, found.prompt.high + workload.n_gen)
+    return -(-max(longest * workload.n_parallel, workload.n_ctx_needed) // _CTX_STEP) * _CTX_STEP
 
 
 def reasons_for(found: Tally, rule: WorkloadRule, chars_per_token: float) -> tuple[str, ...]:
@@ -144,6 +149,8 @@ def _rule_words(found: Tally, rule: WorkloadRule) -> Iterable[str]:
         yield f"No request says how long its output was: generated is {_N_GEN_UNKNOWN}, as in the workload chat."
     elif found.output.n_requests < found.n_requests:
         yield f"The output is known of {found.output.n_requests} of {found.n_requests} requests: generated is theirs."
+    if found.output is None or found.output.n_requests < found.n_requests:
+        yield "Where the output is not known, a request counts as long as its prompt."
     yield "How many requests ran at once is not read from a log: sequences are as --n-parallel says."
 
 

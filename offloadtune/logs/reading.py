@@ -12,7 +12,7 @@ from typing import Any
 from offloadtune.logs.counts import counts_of
 from offloadtune.logs.lines import LineError, lines_of
 from offloadtune.logs.prefixes import EarlierTexts
-from offloadtune.logs.texts import Prompt, is_messages, output_of, prompt_of
+from offloadtune.logs.texts import Prompt, is_messages, is_piece, output_of, prompt_of
 from offloadtune.workloads import LoggedRequest, RequestKind, SkippedLine
 
 _NESTS = ("request", "response", "body")
@@ -39,7 +39,10 @@ def _request(line: str, earlier: EarlierTexts, chars_per_token: float) -> Logged
     if isinstance(value, str):
         return _logged(RequestKind.PROMPT, [], Prompt(text=value), earlier, chars_per_token)
     objects = _objects({"messages": value} if isinstance(value, list) else value)
-    return _logged(RequestKind.REQUEST, objects, prompt_of(objects), earlier, chars_per_token)
+    prompt = prompt_of(objects)
+    if prompt is None and is_piece(objects):
+        raise LineError("it is a piece of a streamed answer, whose end is counted")
+    return _logged(RequestKind.REQUEST, objects, prompt, earlier, chars_per_token)
 
 
 def _logged(

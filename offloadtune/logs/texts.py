@@ -55,6 +55,16 @@ def output_of(objects: Sequence[dict[str, Any]]) -> str | None:
     return None
 
 
+def is_piece(objects: Sequence[dict[str, Any]]) -> bool:
+    """Whether this is a part of an answer that was streamed, not its end: its counts are those so far."""
+    for one in objects:
+        choices = one.get("choices")
+        first = choices[0] if isinstance(choices, list) and choices else None
+        if isinstance(first, dict) and "finish_reason" in first and first["finish_reason"] is None:
+            return True
+    return any(one.get("stop") is False for one in objects)
+
+
 def is_messages(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(one, dict) and "role" in one for one in value)
 

@@ -48,7 +48,7 @@ def gather_workload(request: WorkloadRequest, listen: Listener) -> WorkloadRepor
 
 def _is_same(path: Path, output: Path) -> bool:
     try:
-        return output.samefile(path)
+        return output.samefile("/dev/stdin" if str(path) == "-" else path)
     except (OSError, ValueError):
         return False
 

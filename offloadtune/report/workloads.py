@@ -14,12 +14,12 @@ from rich.text import Text
 from offloadtune.records import Workload
 from offloadtune.report.words import printable
 from offloadtune.units import format_count
-from offloadtune.workloads import RequestKind, Tally, WorkloadReport
+from offloadtune.workloads import RequestKind, Tally, WorkloadReport, WorkloadRule
 
 _KINDS = {
-    RequestKind.REQUEST: "as sent to a chat or completion interface",
+    RequestKind.REQUEST: "of chat or completion",
     RequestKind.TIMINGS: "with a server's timings",
-    RequestKind.PROMPT: "as a bare prompt",
+    RequestKind.PROMPT: "of the prompt alone",
 }
 
 
@@ -33,10 +33,10 @@ def workload_view(report: WorkloadReport) -> RenderableType:
         Text(),
         _lengths_table(found),
         Text(),
-        Text(long_words(found)),
+        Text(_long_words(report)),
         Text(),
         Text(f"workload {_numbers(report.workload)} (cached/new/generated/sequences)", style="bold"),
-        Text(f"by P95   {_numbers(report.by_p95)}", style="dim"),
+        *([] if report.rule is WorkloadRule.P95 else [Text(f"by P95   {_numbers(report.by_p95)}", style="dim")]),
         *(Text(f"- {reason}", style="dim") for reason in report.reasons),
         Text(),
         *_use_lines(report),
@@ -70,16 +70,18 @@ def workload_json(report: WorkloadReport) -> dict[str, Any]:
     }
 
 
-def long_words(found: Tally) -> str:
+def _long_words(report: WorkloadReport) -> str:
     """Whether long requests are many, and what is to be tuned then."""
+    found = report.tally
     n, long = found.n_requests, found.n_long
     share = f"{long} of {format_count(n, 'request')} ({100 * long / n:.1f} %)"
     verb = "exceeds" if long == 1 else "exceed"
     about = ", as estimated" if found.n_estimated or found.n_outputs_estimated else ""
     if found.is_long:
+        way = "" if report.rule is WorkloadRule.P95 else " --rule p95 makes the workload one of the long ones."
         return (
             f"{share} {verb} {found.long_tokens} tokens{about}, more than 10 %: "
-            "attention and context are what to tune, not the cache."
+            f"attention and context are what to tune, not the cache.{way}"
         )
     return (
         f"{share} {verb} {found.long_tokens} tokens{about}, not more than 10 %: long contexts are not what to tune for."

@@ -7,6 +7,8 @@ import dataclasses
 import io
 import json
 import math
+import subprocess
+import sys
 import tomllib
 import tracemalloc
 from pathlib import Path
@@ -260,6 +262,8 @@ def test_kinds_may_be_mixed_with_bom_crlf_and_blank_lines(log: Path) -> None:
         (usage(0), "empty"),
         (usage(10, prompt_tokens_details={"cached_tokens": 11}), "more tokens were cached"),
         ("data: [DONE]", "ends a stream"),
+        ({"content": "a", "stop": False, "tokens_predicted": 3, "tokens_evaluated": 9}, "piece of a streamed answer"),
+        ({"choices": [{"delta": {}, "finish_reason": None}], "timings": TIMINGS}, "piece of a streamed answer"),
         ("slot launch_slot_: id  0 | task 1 | processing task", "messages for people"),
         ("prompt eval time =      30.90 ms /    18 tokens", "messages for people"),
         ("a\0b", "no text"),
@@ -397,6 +401,14 @@ def test_more_than_a_tenth_is_many(n_long: int, is_long: bool) -> None:  # noqa:
 def test_an_empty_log_has_no_distributions() -> None:
     found = tally([])
     assert (found.n_requests, found.prompt, found.is_long) == (0, None, False)
+
+
+def test_the_context_has_room_for_an_output_that_is_not_known() -> None:
+    for values, n_ctx in (([request(10_000)], 10_496), ([request(10_000), request(10, 0, 700)], 10_752)):
+        found = tally(values)
+        assert context_for(found, choose_workload(found, WorkloadRule.MEDIAN)) == n_ctx
+    found = tally([request(10_000, 0, 20), request(10, 0, 700)])
+    assert context_for(found, choose_workload(found, WorkloadRule.MEDIAN)) == 10_240
 
 
 def test_what_no_request_says_is_said_to_be_unknown() -> None:
@@ -546,6 +558,28 @@ def test_the_log_itself_a_model_and_a_folder_are_not_written_over(
     check_refused(run(command, log, "--output", model), 2, "GGUF")
     check_refused(run(command, log, "--output", tmp_path), 16)
     assert log.read_text(encoding="utf-8") == "a prompt\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names stdin as a file")
+def test_a_log_on_stdin_is_not_written_over(log: Path) -> None:
+    log.write_text("a prompt\n", encoding="utf-8")
+    with log.open("rb") as stream:
+        done = subprocess.run(
+            [sys.executable, "-m", "offloadtune", "workload", "-", "--output", log],
+            stdin=stream,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    check_refused(Ended(done.returncode, done.stdout, done.stderr), 2, "is the log itself")
+    assert log.read_text(encoding="utf-8") == "a prompt\n"
+
+
+def test_the_end_of_a_streamed_answer_is_counted(log: Path) -> None:
+    end = {"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": TIMINGS}
+    (one,) = logged(log, "data: " + json.dumps(end))
+    assert numbers(one) == (237, 236, 35)
 
 
 def test_nothing_of_a_log_is_printed(command: InProcess, log: Path) -> None:
