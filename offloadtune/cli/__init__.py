@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import offloadtune
-from offloadtune.cli import apply, export, history, inspect, plan, probe, recommend, sweep
+from offloadtune.cli import apply, export, history, inspect, plan, probe, recommend, sweep, workload
 from offloadtune.errors import OffloadTuneError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app = typer.Typer(
 app.command()(probe.probe)
 app.command()(inspect.inspect)
 app.command()(plan.plan)
+app.command()(workload.workload)
 app.command()(sweep.sweep)
 app.command()(recommend.recommend)
 app.command()(history.history)

@@ -7,6 +7,7 @@ from offloadtune.export.llama_cpp_python import llama_kwargs, render_snippet
 from offloadtune.export.llama_cpp_server import llama_cpp_server_words, render_server_program
 from offloadtune.export.llama_server import llama_server_words, render_command
 from offloadtune.export.profile_toml import Profile, render_profile
+from offloadtune.export.workload_toml import render_workload
 from offloadtune.export.write import write_text
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "render_profile",
     "render_server_program",
     "render_snippet",
+    "render_workload",
     "write_text",
 ]

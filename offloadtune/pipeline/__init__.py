@@ -22,6 +22,7 @@ likeness     whether it was made on what is here now
 missing      what has to be measured where none answers
 using        its answer again, its settings as text, and the target's own server started with them
 summing      all journals, in short
+gathering    a workload from a log of real requests
 interrupts   when Ctrl-C must wait
 
 Each name of `__all__` loads what it needs when it is first asked for: a plan is not to wait for what only sweeps use.
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from offloadtune.pipeline.batches import plan_lines
+    from offloadtune.pipeline.gathering import gather_workload
     from offloadtune.pipeline.planning import plan
     from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe
     from offloadtune.pipeline.shapes import card_names, quant_names, shape_names
@@ -46,6 +48,7 @@ __all__ = [
     "card_names",
     "crash_path",
     "export_stored",
+    "gather_workload",
     "history",
     "inspect",
     "plan",
@@ -64,6 +67,7 @@ _HOMES = {
     "cache_cost": "probing",
     "card_names": "shapes",
     "crash_path": "probing",
+    "gather_workload": "gathering",
     "history": "summing",
     "inspect": "probing",
     "plan": "planning",

@@ -4,6 +4,7 @@ from offloadtune.report.json_values import history_json, inspect_json, probe_jso
 from offloadtune.report.plans import plan_line_json, plan_report_json, plan_view
 from offloadtune.report.stored import history_view, recall_view
 from offloadtune.report.terminal import headline, inspect_view, probe_view, sweep_view
+from offloadtune.report.workloads import workload_json, workload_view
 
 __all__ = [
     "headline",
@@ -20,4 +21,6 @@ __all__ = [
     "recall_view",
     "sweep_json",
     "sweep_view",
+    "workload_json",
+    "workload_view",
 ]

@@ -1,0 +1,12 @@
+"""Logs of real requests, line by line, as what each says of its lengths. Memory stays bounded, whatever the log.
+
+lines      the lines of a file or of stdin
+counts     what one line's objects say in numbers
+texts      and in words
+prefixes   what a text shares with earlier ones
+reading    all of it, one line after the other
+"""
+
+from offloadtune.logs.reading import read_log
+
+__all__ = ["read_log"]
