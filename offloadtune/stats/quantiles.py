@@ -20,7 +20,7 @@ class QuantileEstimate:
     `coverage_frac` is the chance that [`low`, `high`] holds the true quantile, exact for independent samples of a
     continuous law and a lower bound for others. Samples that are slow together cover less: the median's 95 % were
     77 to 82 % in simulation at an autocorrelation of 0.6.
-    What the samples are too few for is None, and `reason` says so where it is the interval.
+    What the samples are too few for is None, and `reason` says so.
     """
 
     quantile_frac: float
@@ -58,9 +58,8 @@ def estimate_quantile(
     checked_frac(quantile_frac, "quantile_frac")
     checked_frac(confidence_frac, "confidence_frac")
     n, beyond = len(ordered), min(quantile_frac, 1 - quantile_frac)
-    value = quantile(ordered, quantile_frac) if n * beyond >= 1 - _SLACK else None
     ranks = _ranks(n, quantile_frac, (1 - confidence_frac) / 2)
-    if ranks is None:
+    if ranks is None or n * beyond < 1 - _SLACK:
         low = high = coverage = None
         reason = _too_few(n, quantile_frac, confidence_frac)
     else:
@@ -68,7 +67,7 @@ def estimate_quantile(
         low, high, reason = ordered[below - 1], ordered[above - 1], None
     return QuantileEstimate(
         quantile_frac=quantile_frac,
-        value=value,
+        value=quantile(ordered, quantile_frac) if n * beyond >= 1 - _SLACK else None,
         low=low,
         high=high,
         coverage_frac=coverage,
@@ -117,6 +116,7 @@ def _binomial(n: int, k: int, chance: float) -> float:
 
 def _too_few(n: int, quantile_frac: float, confidence_frac: float) -> str:
     farther = max(quantile_frac, 1 - quantile_frac)
-    n_needed = math.ceil(math.log((1 - confidence_frac) / 2) / math.log(farther))
+    n_for_tail = math.ceil(math.log((1 - confidence_frac) / 2) / math.log(farther))
+    n_needed = max(n + 1, n_for_tail, math.ceil(1 / (1 - farther) - _SLACK))
     name = f"the {100 * quantile_frac:g} % quantile"
     return f"{n} samples cannot bound {name} with {100 * confidence_frac:g} % confidence: {n_needed} are needed."

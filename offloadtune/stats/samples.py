@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+_LOG_RATIO_LIMIT = 250 * math.log(10)
+
 
 def checked(samples: Sequence[float], n_at_least: int, what: str = "samples") -> list[float]:
     """`samples` as a list, or a ValueError that says what is wrong with them and where."""
@@ -36,4 +38,7 @@ def log_ratios(a: Sequence[float], b: Sequence[float], n_at_least: int = 1) -> l
     firsts, seconds = checked(a, n_at_least, "samples of A"), checked(b, n_at_least, "samples of B")
     if len(firsts) != len(seconds):
         raise ValueError(f"pairs are incomplete: {len(firsts)} samples of A, {len(seconds)} of B")
-    return [math.log(second) - math.log(first) for first, second in zip(firsts, seconds, strict=True)]
+    logs = [math.log(second) - math.log(first) for first, second in zip(firsts, seconds, strict=True)]
+    if max(map(abs, logs)) > _LOG_RATIO_LIMIT:
+        raise ValueError("samples of A and B differ by more than a factor of 1e250: they are not of one quantity")
+    return logs

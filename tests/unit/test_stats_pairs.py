@@ -163,6 +163,8 @@ def test_bad_pairs_are_refused(samples: list[float]) -> None:
 def test_other_bad_input_is_refused() -> None:
     with pytest.raises(ValueError, match="incomplete: 2 samples of A, 1 of B"):
         stats.paired_ratio([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="not of one quantity"):
+        stats.paired_ratio([1e-300], [1e300])
     for noise_frac in (-0.1, math.nan, math.inf):
         with pytest.raises(ValueError, match="noise_frac"):
             stats.compare_pairs([1.0], [1.0], noise_frac)

@@ -62,6 +62,16 @@ def test_a_p95_of_fewer_than_20_is_no_figure() -> None:
     assert stats.estimate_quantile([1.0 + i for i in range(10)], 0.9).value == pytest.approx(9.1)
 
 
+@given(st.integers(2, 80), st.floats(0.01, 0.99), st.floats(0.05, 0.999))
+def test_what_is_not_known_has_a_reason(n: int, frac: float, confidence: float) -> None:
+    estimate = stats.estimate_quantile([1.0 + i for i in range(n)], frac, confidence)
+    is_bounded = estimate.low is not None
+    assert (estimate.reason is None) is is_bounded
+    assert (estimate.high is not None) is is_bounded
+    assert (estimate.coverage_frac is not None) is is_bounded
+    assert estimate.value is not None or not is_bounded
+
+
 @given(SERIES)
 def test_the_median_has_the_interval_of_the_sweep(samples: list[float]) -> None:
     ours, sweeps = stats.estimate_quantile(samples, 0.5), stats.estimate_median(samples)
