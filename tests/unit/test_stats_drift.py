@@ -56,6 +56,20 @@ def test_equal_samples_do_not_drift() -> None:
     assert (drift.drift_frac_per_hour, drift.p_value, drift.is_significant) == (0, 1, False)
 
 
+def test_rounding_errors_are_no_autocorrelation() -> None:
+    samples = [0.3 + 0.1 * i / 3 for i in range(12)]
+    assert stats.estimate_drift(seconds(samples, 7.7), samples).p_value == pytest.approx(2 / math.factorial(12))
+
+
+@pytest.mark.parametrize("n", [8, 20, 40])
+def test_the_interval_covers_the_true_drift(n: int) -> None:
+    """5 % an hour on noise of 1 %; the slope is that of the samples over their median."""
+    rows = 1 + 0.01 * np.random.default_rng(9).normal(size=(400, n)) + 0.05 * np.linspace(-0.5, 0.5, n)
+    found = [stats.estimate_drift(seconds(row, 3600 / (n - 1)), row) for row in rows.tolist()]
+    covered = np.mean([drift.low_frac_per_hour <= 0.05 <= drift.high_frac_per_hour for drift in found])
+    assert 0.93 <= covered <= 0.995
+
+
 def test_one_stall_does_not_bend_the_slope() -> None:
     samples = [100.0 + i for i in range(12)]
     samples[6] = 5000.0

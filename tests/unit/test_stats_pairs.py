@@ -86,6 +86,7 @@ def test_laws_of_ratios(pairs: list[tuple[float, float]], factor: float, random:
         (0.97, 0.05, Verdict.SAME, True),  # shown to lie inside the noise
         (0.97, 0.00, Verdict.FASTER, True),
         (0.955, 0.05, Verdict.SAME, False),  # on the edge of it
+        (1.045, 0.05, Verdict.SAME, False),
     ],
 )
 def test_verdicts_are_on_b(change: float, noise_frac: float, verdict: Verdict, is_decided: bool) -> None:  # noqa: FBT001
@@ -107,6 +108,15 @@ def test_more_pairs_are_asked_for_until_the_change_is_detectable() -> None:
     assert (
         stats.minimum_detectable_frac(spread, 8 + n_more) <= change < stats.minimum_detectable_frac(spread, 7 + n_more)
     )
+
+
+@pytest.mark.parametrize("change", [1.02, 1.0 / 1.02, 1.08, 1.0 / 1.08, 1.2])
+def test_pairs_asked_for_narrow_the_interval_to_the_room_that_a_verdict_leaves(change: float) -> None:
+    """Inside a noise of 5 % that is the way to its edge, beyond it the way to 1, or 3.33 times that to the edge."""
+    comparison = stats.compare_pairs([1.0] * 8, [change * math.exp((-1) ** i * 0.3) for i in range(8)], 0.05)
+    shift, noise = abs(math.log(change)), math.log(1.05)
+    room = noise - shift if shift < noise else min(shift, (shift - noise) * (1.95996 + 0.84162) / 0.84162)
+    assert comparison.n_more_pairs == stats.pairs_needed(0.3 * math.sqrt(8 / 7), math.expm1(room)) - 8
 
 
 def test_no_number_of_pairs_is_promised_where_none_would_do() -> None:
