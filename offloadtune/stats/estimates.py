@@ -1,4 +1,4 @@
-"""Statistics of few, noisy samples: pure functions.
+"""Medians, ratios and verdicts of a sweep.
 
 Median interval: order statistics of the binomial distribution (Conover, Practical Nonparametric Statistics, 3.2);
 no shape is assumed, and with few samples the interval is the whole range with its true, lower coverage.

@@ -1,0 +1,54 @@
+"""Statistics of few, noisy samples: pure functions.
+
+estimates    medians, ratios and verdicts of a sweep
+quantiles    P50 and P95 with intervals, outliers flagged
+drift        whether a session goes up or down, per hour
+pairs        B against A from interleaved pairs: ratio, verdict, what n pairs can show, A/A noise
+sequential   looks while the pairs come in, at a kept error
+"""
+
+from offloadtune.stats.drift import Drift, estimate_drift
+from offloadtune.stats.estimates import estimate_median, estimate_ratio, is_tie, judge, session_noise_frac
+from offloadtune.stats.pairs import (
+    PairedComparison,
+    aa_noise,
+    compare_pairs,
+    minimum_detectable_frac,
+    paired_ratio,
+    pairs_needed,
+    spread_of_pairs,
+)
+from offloadtune.stats.quantiles import (
+    QuantileEstimate,
+    estimate_quantile,
+    modified_z_scores,
+    outlier_flags,
+    quantile,
+)
+from offloadtune.stats.sequential import Decision, StoppingRule, decide, look_confidence_frac
+
+__all__ = [
+    "Decision",
+    "Drift",
+    "PairedComparison",
+    "QuantileEstimate",
+    "StoppingRule",
+    "aa_noise",
+    "compare_pairs",
+    "decide",
+    "estimate_drift",
+    "estimate_median",
+    "estimate_quantile",
+    "estimate_ratio",
+    "is_tie",
+    "judge",
+    "look_confidence_frac",
+    "minimum_detectable_frac",
+    "modified_z_scores",
+    "outlier_flags",
+    "paired_ratio",
+    "pairs_needed",
+    "quantile",
+    "session_noise_frac",
+    "spread_of_pairs",
+]
