@@ -108,18 +108,19 @@ def reckon(
 
 def estimate_footprint(facts: GgufFacts, settings: Settings) -> Footprint:
     """What `settings` put on the offload devices; all zero when nothing is offloaded."""
-    return _estimated(ById(facts), settings)
-
-
-@lru_cache(maxsize=4096)  # a search asks the same again and again
-def _estimated(key: ById, settings: Settings) -> Footprint:
-    return estimate_footprints(key.facts, (settings,))[0]
+    return estimate_footprints(facts, (settings,))[0]
 
 
 def estimate_footprints(facts: GgufFacts, settings: Sequence[Settings]) -> list[Footprint]:
     """`estimate_footprint` of many settings, as if one device took all layers."""
+    return list(_estimated(ById(facts), tuple(settings)))
+
+
+@lru_cache(maxsize=1024)  # a search asks the same again and again
+def _estimated(key: ById, settings: tuple[Settings, ...]) -> list[Footprint]:
     if not settings:
         return []
+    facts = key.facts
     found = reckon(facts, Grid.of(settings, facts.n_layer))
     is_exact = not anatomy_of(facts).why_inexact
     kinds = (found.weights_bytes[0], found.kv_cache_bytes[0], found.compute_bytes[0])
