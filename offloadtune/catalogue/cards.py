@@ -11,6 +11,7 @@ from importlib.resources import files
 
 from offloadtune.catalogue.names import folded, unknown
 from offloadtune.errors import UnknownNameError
+from offloadtune.units import format_count
 
 _GIB = 1024**3
 _PART = re.compile(r"[a-z]+|[0-9]+")
@@ -55,13 +56,13 @@ def find_card(name: str) -> Card:
         unsaid = [parts - asked for parts in spellings if asked and asked <= parts]
         if unsaid:
             extras[card] = min(unsaid, key=len)
-    for kind in (_says_nothing_more, _says_its_size, lambda _: True):
+    for kind in (_says_nothing_more, _says_its_size, lambda _: "gb" not in asked):  # a size names the card it is of
         found = [card for card, extra in extras.items() if kind(extra)]
         if len(found) == 1:
             return found[0]
     if extras:
         hint = f"Choose one of these: {', '.join(card.name for card in extras)}."
-        raise UnknownNameError(f"The catalogue has {len(extras)} cards called {name!r}.", hint=hint)
+        raise UnknownNameError(f"{name!r} may mean {format_count(len(extras), 'card')} of the catalogue.", hint=hint)
     raise unknown(name, {folded(card.name): card.name for card in cards()}, "card")
 
 

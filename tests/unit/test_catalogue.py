@@ -129,6 +129,12 @@ def test_an_unknown_name_offers_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="no quantisation called 'Q8'") as quantisation:
         catalogue.find_quant("Q8")
     assert "Q8_0" in quantisation.value.hint
+    with pytest.raises(UnknownNameError, match=r"'rtx 3060 8gb' may mean") as other:
+        catalogue.find_card("rtx 3060 8gb")  # there is a Ti of that size, which was not named
+    assert "RTX 3060 Ti" in other.value.hint
+    for name in ("Q4_NL", "Q5_FOOL", "Q4_K_XXL"):
+        with pytest.raises(UnknownNameError, match="no quantisation called"):
+            catalogue.find_quant(name)
     with pytest.raises(UnknownNameError, match="no card called ''"):
         catalogue.find_card("")
 

@@ -168,7 +168,7 @@ BAD_LINES = {
     "unknown shape": (json.dumps(GOOD | {"shape": "lama-3-8b"}), "come nearest: Llama-3-8B"),
     "unknown quant": (json.dumps(GOOD | {"quant": "Q4_K_MM"}), "come nearest: Q4_K_M"),
     "unknown card": (json.dumps(GOOD | {"card": "RTX 3091"}), "come nearest: RTX 3090"),
-    "ambiguous card": (json.dumps(GOOD | {"card": "A100"}), "cards called 'A100'"),
+    "ambiguous card": (json.dumps(GOOD | {"card": "A100"}), "'A100' may mean"),
     "unknown type": (json.dumps(GOOD | {"type_k": "q8"}), "type_k 'q8' is not known"),
     "unknown target": (json.dumps(GOOD | {"target": "ollama"}), "target 'ollama' is not known. Use one of llama"),
     "empty shape": (json.dumps(GOOD | {"shape": ""}), "shape is empty"),
