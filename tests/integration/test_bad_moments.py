@@ -60,7 +60,7 @@ def test_no_free_device_memory(
 ) -> None:
     card = make_card(1, card_bytes)
     ended = offloadtune(
-        "sweep", smollm2_path, *SHORT, *ONE_THREAD, "--budget", "6s", "--rpc", card.endpoint, "--json", *options
+        "sweep", smollm2_path, *SHORT, *ONE_THREAD, "--budget", "15s", "--rpc", card.endpoint, "--json", *options
     )
     assert ended.code == 0, ended.err
     answer = json.loads(ended.out)
@@ -189,7 +189,7 @@ def test_a_disk_that_is_full_from_the_start(small_disk: Path, smollm2_path: Path
     check_refused(ended, 14, str(small_disk), "cannot be written: No space left on device")
     assert "free some space or set OFFLOADTUNE_HOME" in ended.err
     (small_disk / "ballast").unlink()
-    again = offloadtune("sweep", smollm2_path, *SHORT, *ONE_THREAD, "--budget", "5s", OFFLOADTUNE_HOME=str(small_disk))
+    again = offloadtune("sweep", smollm2_path, *SHORT, *ONE_THREAD, "--budget", "12s", OFFLOADTUNE_HOME=str(small_disk))
     assert again.code == 0, again.err  # what the failed start left does not stand in the way
 
 
@@ -230,7 +230,7 @@ class Sweep:
     """A sweep at the command line under way, whose progress can be waited for."""
 
     def __init__(self, path: Path, *options: str, file_bytes: int | None = None, **environment: str) -> None:
-        arguments = [sys.executable, "-m", "offloadtune", "sweep", str(path), *SHORT, "--budget", "20s", *options]
+        arguments = [sys.executable, "-m", "offloadtune", "sweep", str(path), *SHORT, "--budget", "25s", *options]
         limit = [] if file_bytes is None else ["prlimit", f"--fsize={file_bytes}"]
         self._process = subprocess.Popen(
             [*limit, *arguments],

@@ -128,7 +128,7 @@ def test_a_rule_that_keeps_experts_on_the_host_is_not_taken_for_one_of_layers(
     assert n_gpu_layers is not None
     assert n_gpu_layers > 0
     assert not is_whole
-    request = SweepRequest(path=path, workload=SHORT, budget_s=10, endpoints=(card.endpoint,), goal=Goal.TTFT)
+    request = SweepRequest(path=path, workload=SHORT, budget_s=20, endpoints=(card.endpoint,), goal=Goal.TTFT)
     report = pipeline.sweep(request, lambda _event: None)
     assert "fit" not in report.baselines
     words = "No verdict against llama.cpp's --fit rule: it would leave parts of layers on the host"
@@ -212,7 +212,7 @@ def test_a_sweep_gives_a_verdict_against_every_baseline(smollm2_path: Path, make
     request = SweepRequest(
         path=smollm2_path,
         workload=Workload(name="prompt", n_prefix_cached=0, n_prompt_new=600, n_gen=8),
-        budget_s=75,
+        budget_s=110,
         goal=Goal.TTFT,
         endpoints=(card.endpoint,),
         fixed={"n_threads": 1, "n_threads_batch": 1, "use_extra_bufts": False},
