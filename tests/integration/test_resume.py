@@ -38,7 +38,7 @@ WAYS = ("SIGKILL", "worker, SIGKILL", "SIGINT", "SIGKILL", "SIGTERM", "worker, S
 def sweep(path: Path, budget_s: float, **options: Any) -> tuple[SweepReport, list[Event]]:
     events: list[Event] = []
     workload = Workload(name=SHORT, n_prefix_cached=0, n_prompt_new=128, n_gen=8)
-    report = pipeline.sweep(SweepRequest(path=path, workload=workload, budget_s=budget_s, **options), events.append)
+    report = pipeline.sweep(SweepRequest(path=path, workload=workload, budget_s=2 * budget_s, **options), events.append)
     return report, events
 
 
@@ -170,7 +170,7 @@ def test_a_worker_killed_from_outside_is_one_failed_trial(smollm2_path: Path) ->
         events.append(event)
 
     workload = Workload(name=SHORT, n_prefix_cached=0, n_prompt_new=128, n_gen=8)
-    report = pipeline.sweep(SweepRequest(path=smollm2_path, workload=workload, budget_s=15), kill_once)
+    report = pipeline.sweep(SweepRequest(path=smollm2_path, workload=workload, budget_s=25), kill_once)
     killed = [result for result in report.results if result.outcome is Outcome.OUT_OF_MEMORY_HOST]
     assert len(killed) <= 1  # the last trial may have had no time left besides
     assert len(report.results) > 2
@@ -182,7 +182,7 @@ def test_a_worker_killed_in_a_round_costs_no_finished_trial(smollm2_path: Path) 
             threading.Timer(0.3, kill_worker).start()
 
     workload = Workload(name=SHORT, n_prefix_cached=0, n_prompt_new=128, n_gen=8)
-    request = SweepRequest(path=smollm2_path, workload=workload, budget_s=30, fixed=FEW_TRIALS)
+    request = SweepRequest(path=smollm2_path, workload=workload, budget_s=45, fixed=FEW_TRIALS)
     struck = pipeline.sweep(request, kill_in_the_next_round)
     assert [result.outcome for result in struck.results].count(Outcome.OUT_OF_MEMORY_HOST) == 1
     again = pipeline.sweep(request, lambda _: None)
