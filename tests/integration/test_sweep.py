@@ -37,7 +37,7 @@ PROMPT = Workload(name="prompt", n_prefix_cached=0, n_prompt_new=512, n_gen=32)
 def sweep(path: Path, budget_s: float, **options: Any) -> tuple[SweepReport, list[Event]]:
     events: list[Event] = []
     options.setdefault("workload", PROMPT)
-    report = pipeline.sweep(SweepRequest(path=path, budget_s=budget_s, **options), events.append)
+    report = pipeline.sweep(SweepRequest(path=path, budget_s=2 * budget_s, **options), events.append)
     return report, events
 
 
