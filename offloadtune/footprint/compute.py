@@ -15,11 +15,11 @@ the hidden state (pipelining).
 Measured against 10,400 reservations of llama-cpp-python 0.3.36 on one device, 42 models, 4 to 6 placements each:
 exact in 80 %, within 2 % in 90 %, within 10 % in 97 %; in main memory (12,480) exact in 84 %, within 2 % in 91 %, 10 %
 in 98 %. Beyond: devices that hold the last block alone, logits of all tokens for DeepSeek V2, Gemma 4 with embeddings
-for each layer, some hybrid mixtures with experts on the host. Lent work, f16 copies and pipelining could not be asked
-of the engine there: they follow its source and published logs (benchmarks/footprint_error.py).
+for each layer, some hybrid mixtures with experts on the host. tests/integration/test_footprint_shapes.py prints today's
+figures for published shapes. Lent work and f16 copies could not be asked of the engine: they follow its source and
+published logs (benchmarks/footprint_error.py); pipelining was asked of it with several RPC devices only.
 
 Which freed block the allocator uses again depends on the graph: `Terms` from a probe make the rules exact.
-Settings are reckoned at 1.3 to 2.5 million a second on one core, a quarter to a half faster in slices of 50,000.
 """
 
 from __future__ import annotations

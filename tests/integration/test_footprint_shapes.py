@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import CardMaker
 from stand_in import write_stand_in
-from test_footprint_exact import by_arithmetic, by_engine, each
+from test_footprint_exact import by_arithmetic, by_engine, each, on_device
 
 from offloadtune import catalogue
 from offloadtune.engine import Runner
@@ -32,6 +32,7 @@ def test_weights_and_cache_of_published_shapes_are_the_engines(
 ) -> None:
     """Part of the layers, all, the output alone; experts kept on the host; sequences apart and together."""
     card = make_card(1, 1 << 40)
+    errors: list[float] = []
     for name in names:
         path = tmp_path / f"{name}.gguf"
         write_stand_in(path, catalogue.described(name, "Q4_K_M"))
@@ -61,4 +62,9 @@ def test_weights_and_cache_of_published_shapes_are_the_engines(
                 for forecast, found in zip(runner.forecast(asked, timeout_s=300), each(facts, asked), strict=True):
                     assert forecast.tier is Tier.ENGINE, (name, forecast.refusal)
                     assert by_engine(forecast) == by_arithmetic(found), (name, forecast.settings)
+                    if reserved := on_device(forecast):
+                        errors.append(abs(int(found.compute_bytes[0, 0]) / reserved - 1))
         path.unlink()
+    shares = {bound: sum(error <= bound for error in errors) / len(errors) for bound in (0.001, 0.02, 0.1)}
+    print(f"compute of {len(errors)} settings:", ", ".join(f"{of:.0%} within {at:.1%}" for at, of in shares.items()))
+    assert shares[0.1] >= 0.75

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from offloadtune import catalogue
-from offloadtune.errors import UnknownNameError
 from offloadtune.footprint import BYTES_OF_32, CUDA, GENERIC, HOST, Grid, Room, fits, grid_of, largest_contexts, reckon
 from offloadtune.pipeline.shapes import facts_of_shape
 from offloadtune.records import GgufFacts, Settings
@@ -121,10 +121,7 @@ def test_the_largest_context_is_the_largest(facts: GgufFacts, fields: dict[str, 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_file_is_as_large_as_its_parts(name: str) -> None:
     """Everything on the device and the input's embedding on the host: all tensors, tied ones twice."""
-    try:
-        facts = facts_of(name, "Q4_K_M")
-    except UnknownNameError as error:  # pragma: no cover - a shape whose weights nobody published
-        pytest.skip(str(error))
+    facts = facts_of(name, "Q4_K_M")
     found = reckon(facts, Grid.over(facts.n_layer, n_gpu_layers=-1), (HOST,))
     n_trunk = facts.n_layer - facts.n_layer_nextn
     loaded = sum(facts.layer_bytes[:n_trunk]) + facts.embedding_bytes + facts.output_bytes + facts.other_bytes
@@ -132,6 +129,18 @@ def test_a_file_is_as_large_as_its_parts(name: str) -> None:
     padding = 32 * len(facts.tensors)
     total = int(found.weights_bytes[0, 0]) + int(found.host_weights_bytes[0])
     assert loaded + tied <= total <= loaded + tied + padding
+
+
+@pytest.mark.slow
+def test_a_million_settings_are_reckoned() -> None:
+    """How many a second is printed, and not asserted."""
+    facts, n, chance = facts_of("llama-3-8b", "Q4_K_M"), 1_000_000, np.random.default_rng(0)
+    layers, contexts = chance.integers(0, facts.n_layer + 2, n), chance.integers(256, 8192, n)
+    start_s = time.perf_counter()
+    grid = Grid.over(facts.n_layer, n_gpu_layers=layers, n_ctx=contexts, n_ubatch=chance.integers(32, 512, n))
+    found = reckon(facts, grid, (CUDA,))
+    print(f"{n / (time.perf_counter() - start_s) / 1e6:.2f} million settings a second")
+    assert found.device_bytes.shape == (1, n)
 
 
 def room_of(free_bytes: int) -> Room:
