@@ -1,0 +1,167 @@
+"""Nouns of a bench: what the fixed script measures, what one run of it showed, and what was seen beside it.
+
+Floor 0: standard library and records only. Times are raw nanoseconds, as in `Visit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from offloadtune.records import EngineBuild, Machine, Settings, Target, Visit, Workload
+from offloadtune.sweeps import Said
+
+SCRIPT = 1
+"""Version of the fixed script. Runs of two scripts measure different things and are never compared."""
+
+
+class MeasureKind(StrEnum):
+    """What a measure is after.
+
+    `ttft`: a prompt read anew; `second_turn`: most of the prompt is in the cache; `decode`: writing after so many
+    tokens; `turn`: the workload of the user.
+    """
+
+    TTFT = "ttft"
+    SECOND_TURN = "second_turn"
+    DECODE = "decode"
+    TURN = "turn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """One line of the script: `n_prefix_cached` tokens restored, `n_prompt_new` read, `n_steps` decodes timed."""
+
+    kind: MeasureKind
+    n_prefix_cached: int
+    n_prompt_new: int
+    n_steps: int
+
+    @property
+    def name(self) -> str:
+        """Unique in a script: "ttft 512", "second turn 1920+128", "decode at 4096", "turn 2048+256"."""
+        if self.kind is MeasureKind.TTFT:
+            return f"ttft {self.n_prompt_new}"
+        if self.kind is MeasureKind.DECODE:
+            return f"decode at {self.n_prefix_cached}"
+        return f"{self.kind.value.replace('_', ' ')} {self.n_prefix_cached}+{self.n_prompt_new}"
+
+    @property
+    def n_ctx_needed(self) -> int:
+        """Cells a visit fills: the prompt, the first decode and the steps timed."""
+        return self.n_prefix_cached + self.n_prompt_new + 1 + self.n_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnchorReading:
+    """A fixed piece of work on the CPU, in a process of its own: what the machine could do at that moment.
+
+    `multiply_ns`: a product of matrices that fit the caches, as reading a prompt is; `stream_ns`: one vector through
+    more weights than the caches hold, as writing is. The quickest of several, so that it tells of the machine's speed
+    and not of a stall.
+    """
+
+    multiply_ns: int
+    stream_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchVisit:
+    """One visit of the measure named `measure`, `at_s` after the run began.
+
+    `disturbed_by` says in full sentences what else went on meanwhile; a disturbed visit is kept, and replaced by
+    another. `is_thrown_away`: the first of a new engine build or driver, which compiles and fills caches.
+    `anchor` is the reading taken just before it.
+    """
+
+    measure: str
+    at_s: float
+    visit: Visit
+    anchor: AnchorReading | None = None
+    disturbed_by: tuple[str, ...] = ()
+    is_thrown_away: bool = False
+
+    @property
+    def counts(self) -> bool:
+        return not self.disturbed_by and not self.is_thrown_away and not self.visit.is_warmup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadTimes:
+    """What it takes until the file can answer: load it, and (`ready`) open a context and read a few tokens besides.
+
+    `cold` follows the dropping of the file, and of it alone, from the page cache; None where that was not possible,
+    and `why_not_cold` says why.
+    """
+
+    cold_load_ns: int | None
+    cold_ready_ns: int | None
+    warm_load_ns: int
+    warm_ready_ns: int
+    why_not_cold: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRun:
+    """One run of the script, as it stands in the trend. `settings_from` says in words where the settings came from.
+
+    `skipped` maps measures that were left out to the reason, a full sentence.
+    """
+
+    script: int
+    started_at: str
+    offloadtune_version: str
+    gguf_path: Path
+    gguf_id: str
+    machine: Machine
+    engine: EngineBuild
+    settings: Settings
+    target: Target
+    settings_from: str
+    workload: Workload | None
+    endpoints: tuple[str, ...]
+    measures: tuple[Measure, ...]
+    visits: tuple[BenchVisit, ...]
+    loads: LoadTimes | None
+    skipped: tuple[tuple[str, str], ...]
+    duration_s: float
+
+    @property
+    def drivers(self) -> tuple[str | None, ...]:
+        return tuple(gpu.driver for gpu in self.machine.host.nvml_gpus or ())
+
+    def visits_of(self, measure: str) -> tuple[BenchVisit, ...]:
+        """The visits that count."""
+        return tuple(one for one in self.visits if one.measure == measure and one.counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRequest:
+    """What the user asked for. `profile_path` None: the stored recommendation, else the front end's defaults.
+
+    `worker_command` starts another worker than ours, for tests.
+    """
+
+    path: Path
+    profile_path: Path | None = None
+    workload: Workload | None = None
+    budget_s: float = 120.0
+    n_ctx: int | None = None
+    endpoints: tuple[str, ...] = ()
+    worker_command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureVisited:
+    """A visit ended. `n_done` of `n_wanted` visits of the script count by now."""
+
+    visit: BenchVisit
+    n_done: int
+    n_wanted: int
+    remaining_s: float
+
+
+BenchEvent = Said | MeasureVisited
+BenchListener = Callable[[BenchEvent], None]

@@ -1,0 +1,1 @@
+"""What disturbed a measurement: pure judgement of two moments of the machine."""

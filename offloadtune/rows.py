@@ -1,0 +1,66 @@
+"""The row of llama-bench, so that figures can be posted and compared. Floor 0: standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRow:
+    """One test of llama-bench.
+
+    `fields` holds its fields by their names there, in its order, as its JSON would: numbers, booleans and texts;
+    `samples_ns` and `samples_ts` are empty where the file had none (SQL, CSV). `extra` are our own, named
+    `offloadtune_*`, and whatever else a JSON line held.
+    """
+
+    fields: Mapping[str, Any]
+    samples_ns: tuple[int, ...] = ()
+    samples_ts: tuple[float, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsRequest:
+    """What `offloadtune bench FILE --llama-bench` was asked for, named and defaulted as in llama-bench.
+
+    `n_threads` None: as many as the machine has physical cores. `worker_command` starts another worker, for tests.
+    """
+
+    path: Path
+    n_prompt: tuple[int, ...] = (512,)
+    n_gen: tuple[int, ...] = (128,)
+    n_pg: tuple[tuple[int, int], ...] = ()
+    n_depth: tuple[int, ...] = (0,)
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    type_k: str = "f16"
+    type_v: str = "f16"
+    n_threads: int | None = None
+    n_gpu_layers: int = -1
+    n_cpu_moe: int = 0
+    flash_attn: str = "auto"
+    repack: bool = True
+    n_reps: int = 5
+    endpoints: tuple[str, ...] = ()
+    worker_command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedRows:
+    """What a file of rows held and where it was kept, apart from this machine's own.
+
+    `n_broken` lines were no rows; `first_broken` says of the first which line it was and why. `machine` is the CPU and
+    devices that the rows name.
+    """
+
+    path: Path
+    stored_path: Path
+    rows: tuple[BenchRow, ...]
+    machine: str
+    is_known: bool
+    n_broken: int = 0
+    first_broken: str = ""
