@@ -127,6 +127,11 @@ class Runner:
             self._worker.leave()
             self._forget()
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The worker's process, while there is one."""
+        return () if self._worker is None else (self._worker.pid,)
+
     def kill(self) -> None:
         """End the worker at once, in the middle of whatever it does."""
         if self._worker is not None:

@@ -22,6 +22,12 @@ likeness     whether it was made on what is here now
 missing      what has to be measured where none answers
 using        its answer again, its settings as text, and the target's own server started with them
 summing      all journals, in short
+benching     one run of the fixed script
+choosing     which settings it measures
+loading      how long the file takes to load, cold and warm
+watching     what else goes on in the machine meanwhile
+warming      whether an engine build ran here before
+trending     the memory of runs
 gathering    a workload from a log of real requests
 interrupts   when Ctrl-C must wait
 
@@ -35,6 +41,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from offloadtune.pipeline.batches import plan_lines
+    from offloadtune.pipeline.benching import bench_file
     from offloadtune.pipeline.gathering import gather_workload
     from offloadtune.pipeline.planning import plan
     from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe
@@ -44,6 +51,7 @@ if TYPE_CHECKING:
     from offloadtune.pipeline.using import export_stored, recommend_stored, serve_stored, server_command, write_export
 
 __all__ = [
+    "bench_file",
     "cache_cost",
     "card_names",
     "crash_path",
@@ -64,6 +72,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "bench_file": "benching",
     "cache_cost": "probing",
     "card_names": "shapes",
     "crash_path": "probing",

@@ -1,5 +1,6 @@
 """Records as text for people (rich tables) and for programs (JSON values). Writes nothing itself."""
 
+from offloadtune.report.benches import bench_json, bench_view, visit_words
 from offloadtune.report.json_values import history_json, inspect_json, probe_json, recall_json, sweep_json
 from offloadtune.report.plans import plan_line_json, plan_report_json, plan_view
 from offloadtune.report.stored import history_view, recall_view
@@ -7,6 +8,8 @@ from offloadtune.report.terminal import headline, inspect_view, probe_view, swee
 from offloadtune.report.workloads import workload_json, workload_view
 
 __all__ = [
+    "bench_json",
+    "bench_view",
     "headline",
     "history_json",
     "history_view",
@@ -21,6 +24,7 @@ __all__ = [
     "recall_view",
     "sweep_json",
     "sweep_view",
+    "visit_words",
     "workload_json",
     "workload_view",
 ]

@@ -8,6 +8,7 @@ from offloadtune.store.facts import FactFile
 from offloadtune.store.home import data_dir, profiles_dir
 from offloadtune.store.journal import RULER, Journal, JournalContent, SweepHeader, has_lines, read_header, read_journal
 from offloadtune.store.lock import Owner, measuring_alone, owner_now
+from offloadtune.store.soundness import check_settings
 
 __all__ = [
     "FORMAT",
@@ -17,6 +18,7 @@ __all__ = [
     "JournalContent",
     "Owner",
     "SweepHeader",
+    "check_settings",
     "data_dir",
     "from_json",
     "has_lines",
