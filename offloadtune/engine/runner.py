@@ -90,6 +90,11 @@ class Runner:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process of the living worker, () where there is none."""
+        return (self._worker.pid,) if self._worker is not None and self._worker.is_alive else ()
+
     def close(self) -> None:
         """End the worker; what it held is free when this returns."""
         if self._worker is not None:
