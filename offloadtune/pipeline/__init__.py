@@ -23,6 +23,7 @@ missing      what has to be measured where none answers
 using        its answer again, its settings as text, and the target's own server started with them
 summing      all journals, in short
 gathering    a workload from a log of real requests
+watching     what else went on in the machine meanwhile
 interrupts   when Ctrl-C must wait
 
 Each name of `__all__` loads what it needs when it is first asked for: a plan is not to wait for what only sweeps use.
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from offloadtune.pipeline.batches import plan_lines
     from offloadtune.pipeline.gathering import gather_workload
     from offloadtune.pipeline.planning import plan
-    from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe
+    from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe, standing_now
     from offloadtune.pipeline.shapes import card_names, quant_names, shape_names
     from offloadtune.pipeline.summing import history
     from offloadtune.pipeline.sweeping import sweep
@@ -59,6 +60,7 @@ __all__ = [
     "serve_stored",
     "server_command",
     "shape_names",
+    "standing_now",
     "sweep",
     "write_export",
 ]
@@ -75,6 +77,7 @@ _HOMES = {
     "probe": "probing",
     "quant_names": "shapes",
     "shape_names": "shapes",
+    "standing_now": "probing",
     "sweep": "sweeping",
 }
 """Modules of the names above; the others are in `using`."""
