@@ -18,7 +18,8 @@ TICK_S = 0.01
 """Linux counts CPU time in this step, by who runs when the clock ticks."""
 
 N_SLACK_TICKS = 3
-"""What counting in ticks may be off, for one CPU. Of many CPUs the errors partly cancel: it grows as their root."""
+"""What counting in ticks, and the kernel's own work, may be off for one CPU; of many it partly cancels and grows as their
+root. On two CPUs that were busy throughout, a few hundredths of a second were seen, whatever the window."""
 
 FULL_FRAC = 0.75
 """With this share of the CPUs busy, what others take is taken from ours: some of our threads share a CPU, and in a
@@ -47,7 +48,7 @@ SWAPPED_BYTES_PER_S = 2 * MIB
 
 LEAST_SWAPPED_BYTES = MIB
 
-TOO_SHORT_FRAC = 0.25
+LOST_FRAC = 0.25
 """Share of the time stolen, or waiting for memory, from which on repeats cannot help."""
 
 LOW_CLOCK_FRAC = 0.6
@@ -66,7 +67,9 @@ HELD_BYTES = 2 * GIB
 FULL_SWAP_FRAC = 0.05
 """Swap with less of it free than this is full."""
 
-SLOW_PROFILES = frozenset({"low-power", "quiet", "power", "power-saver"})
+SLOW_PROFILES = frozenset({"low-power", "quiet", "power"})
+"""Of the firmware the first two; "power" is what the operating system hints the CPU to save."""
+
 _SELF_GOVERNED = frozenset({"intel_pstate", "amd-pstate-epp"})
 """Drivers under which the CPU chooses its clock itself, and "powersave" is the usual governor."""
 
@@ -123,9 +126,9 @@ def is_too_busy(before: Conditions, after: Conditions) -> str | None:
     load = _load(before, after)
     if load and load.exceeds(TOO_BUSY_FULL_FRAC, TOO_BUSY_FRAC):
         return f"The machine is too busy to measure: other programs took {load.words}."
-    if (frac := _stolen_frac(before, after)) >= TOO_SHORT_FRAC:
+    if (frac := _stolen_frac(before, after)) >= LOST_FRAC:
         return f"The machine is too busy to measure: the hypervisor took {frac:.0%} of the CPU time."
-    if (frac := _stall_frac(before, after)) >= TOO_SHORT_FRAC:
+    if (frac := _stall_frac(before, after)) >= LOST_FRAC:
         return f"The machine is too short of memory to measure: programs waited for it {frac:.0%} of the time."
     return None
 

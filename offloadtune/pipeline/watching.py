@@ -18,8 +18,9 @@ Reader = Callable[[Sequence[int]], Conditions]
 class Watch:
     """Takes the conditions at both ends of each stretch of work, and tells what disturbed it.
 
-    `pids` are the processes that do the work besides this one: a worker, a server on this machine. A stretch shorter
-    than LEAST_S is judged together with those just before it. Never raises.
+    `pids` are the processes that do the work besides this one and its children: servers on this machine. A stretch
+    shorter than LEAST_S is judged together with those just before it. What does not pass does not spoil the stretch: it
+    is true of all of them, and told once. Never raises.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], read: Reader = read_conditions) -> None:

@@ -39,7 +39,7 @@ def read_conditions(ours: Sequence[int] = (), *, door: Door = THIS_MACHINE, with
     meminfo = parse_meminfo(door.text("/proc/meminfo") or "")
     memory = _or_none(lambda: _memory(door, meminfo, moment)) or (None, None)
     governor, governed_by = _or_none(lambda: power.governor(door, cpus)) or (None, None)
-    our_pids = {*ours, *_pids(our_times)}
+    our_pids = {*ours, *(our_times or ())}
     return Conditions(
         at_s=at_s,
         n_cpus=len(cpus) or 1,
@@ -84,10 +84,6 @@ def local_servers(endpoints: Sequence[str], *, door: Door = THIS_MACHINE) -> tup
 
 def _is_here(host: str, addresses: frozenset[str]) -> bool:
     return host.startswith(_LOOPBACK) or host in addresses
-
-
-def _pids(times: Mapping[int, float] | None) -> tuple[int, ...]:
-    return tuple(times or ())
 
 
 def _memory(door: Door, meminfo: Mapping[str, int], moment: Moment) -> tuple[int, int] | None:
