@@ -18,8 +18,8 @@ TICK_S = 0.01
 """Linux counts CPU time in this step, by who runs when the clock ticks."""
 
 N_SLACK_TICKS = 3
-"""What counting in ticks, and the kernel's own work, may be off for one CPU; of many it partly cancels and grows as their
-root. On two CPUs that were busy throughout, a few hundredths of a second were seen, whatever the window."""
+"""What counting in ticks, and the kernel's own work, may be off for one CPU; of many it partly cancels, and grows as
+their root. On two CPUs that were busy throughout, a few hundredths of a second were seen, whatever the window."""
 
 FULL_FRAC = 0.75
 """With this share of the CPUs busy, what others take is taken from ours: some of our threads share a CPU, and in a

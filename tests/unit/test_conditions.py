@@ -123,6 +123,7 @@ SUPPLIES = {
     "a battery that does not say": ({"BAT0": "Battery Unknown"}, None),
     "no battery": ({}, None),
     "a UPS": ({"ups": "UPS Discharging"}, None),
+    "a mouse": ({"mouse": "Battery Discharging"}, None),
 }
 
 
@@ -133,6 +134,8 @@ def test_battery(case: str, tmp_path: Path) -> None:
         folder = tmp_path / "sys/class/power_supply" / name
         folder.mkdir(parents=True)
         kind, state = words.split()
+        if name == "mouse":
+            (folder / "scope").write_text("Device\n")
         (folder / "type").write_text(f"{kind}\n")
         (folder / ("status" if kind in {"Battery", "UPS"} else "online")).write_text(f"{state}\n")
     assert read_conditions(door=Door(tmp_path)).on_battery is expected
