@@ -10,11 +10,15 @@ Rejected: a process for every trial (a load each), a process for the whole sweep
 from offloadtune.engine.build import installed_build_id
 from offloadtune.engine.classify import classify, is_gone, refused_file
 from offloadtune.engine.process import WORKER_COMMAND, WorkerDiedError, WorkerProcess, WorkerRefusedError
+from offloadtune.engine.ruler import RulerFailedError, RulerRep, RulerTest
 from offloadtune.engine.runner import Runner, VisitPlan
 from offloadtune.engine.selftest import SelfTest, self_test
 
 __all__ = [
     "WORKER_COMMAND",
+    "RulerFailedError",
+    "RulerRep",
+    "RulerTest",
     "Runner",
     "SelfTest",
     "VisitPlan",
