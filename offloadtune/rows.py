@@ -4,8 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+
+class FieldKind(StrEnum):
+    """How llama-bench writes a field: the names are those of its own source."""
+
+    STRING = "string"
+    BOOL = "bool"
+    INT = "int"
+    FLOAT = "float"
+
+
+FIELDS: dict[str, FieldKind] = {
+    "build_commit": FieldKind.STRING,
+    "build_number": FieldKind.INT,
+    "cpu_info": FieldKind.STRING,
+    "gpu_info": FieldKind.STRING,
+    "backends": FieldKind.STRING,
+    "model_filename": FieldKind.STRING,
+    "model_type": FieldKind.STRING,
+    "model_size": FieldKind.INT,
+    "model_n_params": FieldKind.INT,
+    "n_batch": FieldKind.INT,
+    "n_ubatch": FieldKind.INT,
+    "n_threads": FieldKind.INT,
+    "cpu_mask": FieldKind.STRING,
+    "cpu_strict": FieldKind.BOOL,
+    "poll": FieldKind.INT,
+    "type_k": FieldKind.STRING,
+    "type_v": FieldKind.STRING,
+    "n_gpu_layers": FieldKind.INT,
+    "n_cpu_moe": FieldKind.INT,
+    "split_mode": FieldKind.STRING,
+    "main_gpu": FieldKind.INT,
+    "no_kv_offload": FieldKind.BOOL,
+    "flash_attn": FieldKind.INT,
+    "devices": FieldKind.STRING,
+    "tensor_split": FieldKind.STRING,
+    "tensor_buft_overrides": FieldKind.STRING,
+    "load_mode": FieldKind.STRING,
+    "lazy_mode": FieldKind.STRING,
+    "embeddings": FieldKind.BOOL,
+    "no_op_offload": FieldKind.INT,
+    "no_host": FieldKind.BOOL,
+    "repack": FieldKind.BOOL,
+    "fit_target": FieldKind.INT,
+    "fit_min_ctx": FieldKind.INT,
+    "n_prompt": FieldKind.INT,
+    "n_gen": FieldKind.INT,
+    "n_depth": FieldKind.INT,
+    "test_time": FieldKind.STRING,
+    "avg_ns": FieldKind.INT,
+    "stddev_ns": FieldKind.INT,
+    "avg_ts": FieldKind.FLOAT,
+    "stddev_ts": FieldKind.FLOAT,
+}
+"""Fields of llama.cpp 0.5's llama-bench, in its order. Older and newer ones have some fewer and some more."""
+
+ROW_FORMATS = ("md", "json", "jsonl", "sql", "csv")
+OUR_PREFIX = "offloadtune_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

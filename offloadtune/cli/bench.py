@@ -9,11 +9,12 @@ import typer
 
 from offloadtune.cli import asking
 from offloadtune.cli.completion import one_of
-from offloadtune.errors import InterruptedSweepError
+from offloadtune.errors import InterruptedSweepError, UsageError
 from offloadtune.records import WORKLOADS
 
 
 def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(help="A GGUF model file, or the first shard of one.", show_default=False)],
     settings: Annotated[
         Path | None,
@@ -30,12 +31,30 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
     rpc: Annotated[
         list[str] | None, typer.Option(metavar="HOST:PORT", help="A llama.cpp RPC server to use as a device.")
     ] = None,
+    llama_bench: Annotated[
+        bool,
+        typer.Option(
+            "--llama-bench",
+            help="Measure as llama-bench does instead, by its own options: "
+            "-p -n -pg -d -b -ub -ctk -ctv -t -ngl -ncmoe -fa --repack -r -o.",
+        ),
+    ] = False,
     json: asking.AsJson = False,
 ) -> None:
     """Run the fixed script with FILE: the first token by prompt length, writing by depth; appended to the trend."""
     from offloadtune import pipeline, report  # noqa: PLC0415 - kept out of --help
     from offloadtune.benches import BenchRequest  # noqa: PLC0415
-    from offloadtune.cli import console, options, progress  # noqa: PLC0415
+    from offloadtune.cli import console, options, progress, rows  # noqa: PLC0415
+
+    if llama_bench:
+        if settings or workload or n_ctx or json:
+            message = "--llama-bench takes the options of llama-bench, and --rpc, but no other of bench."
+            raise UsageError(message, hint="print JSON with -o json, set the context with -p, -n and -d")
+        rows.run(file, context.args, rpc or ())
+        return
+    if context.args:
+        message = f"{context.args[0]!r} is no option of bench: its script measures the same every time."
+        raise UsageError(message, hint="run offloadtune bench --help, or add --llama-bench to measure as it does")
 
     request = BenchRequest(
         path=file,

@@ -12,6 +12,7 @@ from offloadtune.engine.build import installed_build_id
 from offloadtune.engine.classify import classify, is_gone, refused_file
 from offloadtune.engine.osdoor import drop_cached
 from offloadtune.engine.process import WORKER_COMMAND, WorkerDiedError, WorkerProcess, WorkerRefusedError
+from offloadtune.engine.ruler import RulerFailedError, RulerRep, RulerTest
 from offloadtune.engine.runner import OpenedTrial, Runner, TrialFailedError, VisitPlan
 from offloadtune.engine.selftest import SelfTest, self_test
 
@@ -19,6 +20,9 @@ __all__ = [
     "WORKER_COMMAND",
     "AnchorProcess",
     "OpenedTrial",
+    "RulerFailedError",
+    "RulerRep",
+    "RulerTest",
     "Runner",
     "SelfTest",
     "TrialFailedError",

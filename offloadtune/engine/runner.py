@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from offloadtune.engine.classify import classify
 from offloadtune.engine.forecasting import forecasts_of, is_misreading, unforetold
 from offloadtune.engine.process import WORKER_COMMAND, WorkerDiedError, WorkerProcess, WorkerRefusedError
+from offloadtune.engine.ruler import RulerFailedError, RulerRep, RulerTest
 from offloadtune.errors import EngineError
 from offloadtune.plans import Forecast
 from offloadtune.records import (
@@ -268,6 +269,28 @@ class Runner:
             outcome, reason, evidence = self._failed(error, trial.settings)
             result = TrialResult(trial=trial, outcome=outcome, reason=reason, evidence=evidence)
             raise TrialFailedError(result) from None
+
+    def ruler(self, settings: Settings, test: RulerTest, n_reps: int, *, timeout_s: float) -> Iterator[RulerRep]:
+        """llama-bench's test: its warm-up, then `n_reps` repetitions, each when it is asked for.
+
+        The context is as large as llama-bench makes it, whatever `settings` say. Two iterators may take turns where
+        they share a placement. Raises RulerFailedError.
+        """
+        deadline = time.monotonic() + timeout_s
+        settings = settings.replace(n_ctx=test.n_ctx)
+        work = dataclasses.asdict(test)
+        try:
+            self._place(settings, deadline)
+            with self._opened(settings, None, deadline) as opened:
+                context = opened["handle"]
+                yield RulerRep(is_warmup=True, **self._ask("ruler", deadline, context=context, is_warmup=True, **work))
+                for _ in range(n_reps):
+                    value = self._ask("ruler", deadline, context=context, is_warmup=False, **work)
+                    yield RulerRep(is_warmup=False, **value)
+        except (WorkerDiedError, WorkerRefusedError) as error:
+            if error.evidence.phase == "ruler":
+                error.evidence = dataclasses.replace(error.evidence, phase="visit")
+            raise RulerFailedError(*self._failed(error, settings)) from None
 
     def _run_into(self, seen: dict[str, Any], trial: Trial, plan: VisitPlan, deadline: float) -> str:
         """Fill `seen` with fields of TrialResult as they become known, so that a failure keeps what came before.

@@ -3,6 +3,7 @@
 A target's text is made only for a trial that was measured as that target.
 """
 
+from offloadtune.export.llama_bench import render_rows
 from offloadtune.export.llama_cpp_python import llama_kwargs, render_snippet
 from offloadtune.export.llama_cpp_server import llama_cpp_server_words, render_server_program
 from offloadtune.export.llama_server import llama_server_words, render_command
@@ -19,6 +20,7 @@ __all__ = [
     "read_profile",
     "render_command",
     "render_profile",
+    "render_rows",
     "render_server_program",
     "render_snippet",
     "render_workload",

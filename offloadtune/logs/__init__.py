@@ -5,8 +5,11 @@ counts     what one line's objects say in numbers
 texts      and in words
 prefixes   what a text shares with earlier ones
 reading    all of it, one line after the other
+
+Apart from those: llama_bench reads what llama-bench printed.
 """
 
+from offloadtune.logs.llama_bench import ReadRows, read_rows
 from offloadtune.logs.reading import read_log
 
-__all__ = ["read_log"]
+__all__ = ["ReadRows", "read_log", "read_rows"]

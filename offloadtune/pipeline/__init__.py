@@ -29,6 +29,7 @@ warming      whether an engine build ran here before
 trending     the memory of runs
 gathering    a workload from a log of real requests
 watching     what else went on in the machine meanwhile
+rows         llama-bench's tests, and the rows of others
 interrupts   when Ctrl-C must wait
 
 Each name of `__all__` loads what it needs when it is first asked for: a plan is not to wait for what only sweeps use.
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from offloadtune.pipeline.gathering import gather_workload
     from offloadtune.pipeline.planning import plan
     from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe, standing_now
+    from offloadtune.pipeline.rows import bench_rows, import_rows, render_rows, stored_rows
     from offloadtune.pipeline.shapes import card_names, quant_names, shape_names
     from offloadtune.pipeline.summing import history
     from offloadtune.pipeline.sweeping import sweep
@@ -52,40 +54,48 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bench_file",
+    "bench_rows",
     "cache_cost",
     "card_names",
     "crash_path",
     "export_stored",
     "gather_workload",
     "history",
+    "import_rows",
     "inspect",
     "plan",
     "plan_lines",
     "probe",
     "quant_names",
     "recommend_stored",
+    "render_rows",
     "serve_stored",
     "server_command",
     "shape_names",
     "standing_now",
+    "stored_rows",
     "sweep",
     "write_export",
 ]
 
 _HOMES = {
     "bench_file": "benching",
+    "bench_rows": "rows",
     "cache_cost": "probing",
     "card_names": "shapes",
     "crash_path": "probing",
     "gather_workload": "gathering",
     "history": "summing",
+    "import_rows": "rows",
     "inspect": "probing",
     "plan": "planning",
     "plan_lines": "batches",
     "probe": "probing",
     "quant_names": "shapes",
+    "render_rows": "rows",
     "shape_names": "shapes",
     "standing_now": "probing",
+    "stored_rows": "rows",
     "sweep": "sweeping",
 }
 """Modules of the names above; the others are in `using`."""

@@ -1,4 +1,4 @@
-"""What is kept between runs: a journal for each sweep, and small facts that are dear to find again.
+"""What is kept between runs: a journal for each sweep, rows of llama-bench, and small facts that are dear to find.
 
 Rejected: one SQLite file (one corruption loses every sweep, migrations in SQL); a journal can be read with `less`.
 """
@@ -8,6 +8,7 @@ from offloadtune.store.facts import FactFile
 from offloadtune.store.home import data_dir, profiles_dir
 from offloadtune.store.journal import RULER, Journal, JournalContent, SweepHeader, has_lines, read_header, read_journal
 from offloadtune.store.lock import Owner, measuring_alone, owner_now
+from offloadtune.store.rows import StoredRows, append_rows, keep_imported, machine_of, read_stored_rows
 from offloadtune.store.soundness import check_settings
 
 __all__ = [
@@ -17,15 +18,20 @@ __all__ = [
     "Journal",
     "JournalContent",
     "Owner",
+    "StoredRows",
     "SweepHeader",
+    "append_rows",
     "check_settings",
     "data_dir",
     "from_json",
     "has_lines",
+    "keep_imported",
+    "machine_of",
     "measuring_alone",
     "owner_now",
     "profiles_dir",
     "read_header",
     "read_journal",
+    "read_stored_rows",
     "to_json",
 ]

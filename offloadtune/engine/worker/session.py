@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from offloadtune.engine import osdoor
-from offloadtune.engine.worker import fit_rule, forecast, lines, llama_class, native
+from offloadtune.engine.worker import fit_rule, forecast, lines, llama_class, native, ruler
 from offloadtune.engine.worker.prompt import Prompt, tokenize
 from offloadtune.engine.worker.refused import RefusedError
 
@@ -48,6 +48,7 @@ class OpenContext:
     n_ctx: int
     n_batch: int
     n_ubatch: int
+    ruler: ruler.Ruler | None = None
 
 
 class Session:
@@ -57,6 +58,7 @@ class Session:
         self._log = log
         self._handles: dict[int, LoadedFile | OpenContext] = {}
         self._states: dict[tuple[Any, ...], ctypes.Array[ctypes.c_char]] = {}
+        self._saved_depth = ruler.SavedDepth()
         self._n_handles = 0
         self._min_free: dict[str, int] = {}
 
@@ -167,6 +169,16 @@ class Session:
         self._note_free()
         return value
 
+    def ruler(self, context: int, n_prompt: int, n_gen: int, n_depth: int, *, is_warmup: bool) -> dict[str, Any]:
+        """One repetition of llama-bench's test; see ruler.py. A warm-up, which comes first, describes the file too."""
+        holder = self._context(context)
+        if holder.ruler is None:
+            key = (id(holder.loaded), *holder.state_key)
+            holder.ruler = ruler.Ruler(holder.handle, holder.loaded.handle, key, self._saved_depth)
+        if is_warmup:
+            return {"ns": holder.ruler.warm_up(n_prompt, n_gen), "described": ruler.describe(holder.loaded.handle)}
+        return {"ns": holder.ruler.measure(n_prompt, n_gen, n_depth)}
+
     def refusal(self, context: int, n_prompt: int) -> dict[str, Any]:
         """What the front end says to a prompt that is too long for its context; None when it says nothing."""
         holder = self._context(context)
@@ -184,10 +196,13 @@ class Session:
                 holder.llama.close()
             else:
                 low.llama_free(holder.handle)
+            if holder.ruler:
+                holder.ruler.free_pool()
             return {}
         for other, context in list(self._handles.items()):
             if isinstance(context, OpenContext) and context.loaded is holder:
                 self.close(other)
+        self._saved_depth.forget()
         llama_class.free_weights(holder.handle)
         return {}
 

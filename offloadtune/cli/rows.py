@@ -1,0 +1,167 @@
+"""`offloadtune bench FILE --llama-bench`: llama-bench's options to its tests, and their rows as it prints them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from offloadtune.errors import InterruptedSweepError, UsageError
+from offloadtune.rows import ROW_FORMATS, BenchRow, RowsRequest
+
+_RANGE = re.compile(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?\Z")
+_LARGEST = (1 << 31) - 1  # of the engine's own fields
+_MOST_VALUES = 1000
+_FORMS = "write it like 512, 512,1024, 0-4096+1024 or 256-4096*2"
+_FLASH_ATTN = {"on": "on", "off": "off", "auto": "auto", "1": "on", "0": "off", "-1": "auto"}
+
+
+def run(file: Path, arguments: Sequence[str], endpoints: Sequence[str]) -> None:
+    """Measure FILE as llama-bench does with these `arguments` and print the rows to stdout.
+
+    Raises UsageError and what `pipeline.bench_rows` does.
+    """
+    from offloadtune import pipeline  # noqa: PLC0415 - kept out of --help
+    from offloadtune.cli import console  # noqa: PLC0415
+
+    given = _parsed(arguments)
+    if given.output not in ROW_FORMATS:
+        raise UsageError(f"-o {given.output!r} is no form of llama-bench.", hint=f"use one of {', '.join(ROW_FORMATS)}")
+    asked = RowsRequest(
+        path=file,
+        n_prompt=numbers("-p", given.n_prompt) or (512,),
+        n_gen=numbers("-n", given.n_gen) or (128,),
+        n_pg=tuple(pair("-pg", text) for text in given.n_pg),
+        n_depth=numbers("-d", given.n_depth) or (0,),
+        n_reps=(numbers("-r", given.n_reps, least=1) or (5,))[-1],
+        endpoints=tuple(endpoints),
+    )
+    threads: tuple[int | None, ...] = numbers("-t", given.n_threads)
+    variants = itertools.product(  # in llama-bench's order, so that rows come as it prints them
+        numbers("-ngl", given.n_gpu_layers, least=-1) or (-1,),
+        numbers("-ncmoe", given.n_cpu_moe) or (0,),
+        switches("--repack", given.repack) or (True,),
+        numbers("-b", given.n_batch) or (2048,),
+        numbers("-ub", given.n_ubatch) or (512,),
+        names(given.type_k) or ("f16",),
+        names(given.type_v) or ("f16",),
+        flash_attentions("-fa", given.flash_attn) or ("auto",),
+        threads or (None,),
+    )
+    rows: list[BenchRow] = []
+    try:
+        for ngl, ncmoe, is_repacked, batch, ubatch, key, value, flash, n in variants:
+            request = dataclasses.replace(
+                asked,
+                n_batch=batch,
+                n_ubatch=ubatch,
+                type_k=key,
+                type_v=value,
+                n_threads=n,
+                n_gpu_layers=ngl,
+                n_cpu_moe=ncmoe,
+                flash_attn=flash,
+                repack=is_repacked,
+            )
+            rows += pipeline.bench_rows(request, console.tell)
+    except InterruptedSweepError as error:
+        rows += getattr(error, "rows", ())
+        raise
+    finally:
+        if rows:
+            show(pipeline.render_rows(rows, given.output))
+
+
+class _Parser(argparse.ArgumentParser):
+    """llama-bench's own way with options: each may come several times."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"--llama-bench: {message}.", hint=f"use its options: {' '.join(_OPTIONS)}")
+
+
+_OPTIONS = {
+    "-p": ("--n-prompt", "n_prompt"),
+    "-n": ("--n-gen", "n_gen"),
+    "-pg": ("--n-pg", "n_pg"),
+    "-d": ("--n-depth", "n_depth"),
+    "-b": ("--batch-size", "n_batch"),
+    "-ub": ("--ubatch-size", "n_ubatch"),
+    "-ctk": ("--cache-type-k", "type_k"),
+    "-ctv": ("--cache-type-v", "type_v"),
+    "-t": ("--threads", "n_threads"),
+    "-ngl": ("--n-gpu-layers", "n_gpu_layers"),
+    "-ncmoe": ("--n-cpu-moe", "n_cpu_moe"),
+    "-fa": ("--flash-attn", "flash_attn"),
+    "-repack": ("--repack", "repack"),
+    "-r": ("--repetitions", "n_reps"),
+}
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="offloadtune bench FILE --llama-bench", add_help=False, allow_abbrev=False)
+    for short, (long, name) in _OPTIONS.items():
+        parser.add_argument(short, long, dest=name, action="append", default=[])
+    parser.add_argument("-o", "--output", default="md")
+    return parser.parse_args(arguments)
+
+
+def show(text: str) -> None:
+    """Print rows to stdout as they are: a program may read them."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def numbers(option: str, texts: Sequence[str], *, least: int = 0) -> tuple[int, ...]:
+    """The numbers of llama-bench's lists and ranges: 512,1024 or 0-4096+1024 or 256-4096*2. Raises UsageError."""
+    found: list[int] = []
+    for part in names(texts):
+        match = _RANGE.match(part)
+        if match is None or len(part) > 50:
+            raise UsageError(f"{option} {part!r} is no number, nor a range of numbers.", hint=_FORMS)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not least <= first <= last <= _LARGEST:
+            raise UsageError(f"{option} {part!r} does not go up from {least} to {_LARGEST} at most.", hint=_FORMS)
+        step = int(match[4] or 1)
+        while first <= last:
+            found.append(first)
+            following = first * step if match[3] == "*" else first + step
+            if following <= first or len(found) > _MOST_VALUES:
+                raise UsageError(f"{option} {part!r} has no end, or thousands of values.", hint=_FORMS)
+            first = following
+    return tuple(found)
+
+
+def pair(option: str, text: str) -> tuple[int, int]:
+    """Two numbers, as in 512,128. Raises UsageError."""
+    parts = text.split(",")
+    if len(parts) != 2 or not all(part.strip().isdecimal() and int(part) <= _LARGEST for part in parts):
+        raise UsageError(f"{option} {text!r} is not a prompt and an answer.", hint=f"write it like {option} 512,128")
+    return int(parts[0]), int(parts[1])
+
+
+def switches(option: str, texts: Sequence[str]) -> tuple[bool, ...]:
+    """Of 0 and 1. Raises UsageError."""
+    parts = names(texts)
+    for part in parts:
+        if part not in {"0", "1"}:
+            raise UsageError(f"{option} {part!r} is neither 0 nor 1.", hint="use 0 or 1")
+    return tuple(part == "1" for part in parts)
+
+
+def flash_attentions(option: str, texts: Sequence[str]) -> tuple[str, ...]:
+    """Of on, off and auto, or the numbers older versions take for them. Raises UsageError."""
+    parts = names(texts)
+    for part in parts:
+        if part not in _FLASH_ATTN:
+            raise UsageError(f"{option} {part!r} is not known.", hint="use on, off or auto")
+    return tuple(_FLASH_ATTN[part] for part in parts)
+
+
+def names(texts: Sequence[str]) -> tuple[str, ...]:
+    """What commas part."""
+    return tuple(part.strip() for text in texts for part in text.split(","))
