@@ -22,6 +22,8 @@ likeness     whether it was made on what is here now
 missing      what has to be measured where none answers
 using        its answer again, its settings as text, and the target's own server started with them
 summing      all journals, in short
+trending     runs of a bench kept, and what they say over time
+staling      profiles that were made on something else than is here now
 gathering    a workload from a log of real requests
 interrupts   when Ctrl-C must wait
 
@@ -41,16 +43,19 @@ if TYPE_CHECKING:
     from offloadtune.pipeline.shapes import card_names, quant_names, shape_names
     from offloadtune.pipeline.summing import history
     from offloadtune.pipeline.sweeping import sweep
+    from offloadtune.pipeline.trending import check_trends, keep_run, trends
     from offloadtune.pipeline.using import export_stored, recommend_stored, serve_stored, server_command, write_export
 
 __all__ = [
     "cache_cost",
     "card_names",
+    "check_trends",
     "crash_path",
     "export_stored",
     "gather_workload",
     "history",
     "inspect",
+    "keep_run",
     "plan",
     "plan_lines",
     "probe",
@@ -60,22 +65,26 @@ __all__ = [
     "server_command",
     "shape_names",
     "sweep",
+    "trends",
     "write_export",
 ]
 
 _HOMES = {
     "cache_cost": "probing",
     "card_names": "shapes",
+    "check_trends": "trending",
     "crash_path": "probing",
     "gather_workload": "gathering",
     "history": "summing",
     "inspect": "probing",
+    "keep_run": "trending",
     "plan": "planning",
     "plan_lines": "batches",
     "probe": "probing",
     "quant_names": "shapes",
     "shape_names": "shapes",
     "sweep": "sweeping",
+    "trends": "trending",
 }
 """Modules of the names above; the others are in `using`."""
 
