@@ -55,7 +55,8 @@ def _list(file: Path | None, *, as_json: bool) -> None:
     if as_json:
         console.show_json({**report.history_json(journals), **report.trends_json(trends)})
         return
-    console.show(report.trends_view(trends))
+    if trends.trends or trends.broken or trends.stale:
+        console.show(report.trends_view(trends))
     if journals or not trends.trends:
         console.show(report.history_view(journals, file.name if file else None))
 

@@ -19,6 +19,9 @@ from offloadtune.trends import BrokenTrend, FigureCheck, StaleProfile, Trend, Tr
 from offloadtune.units import format_count, format_seconds, format_tok_per_s
 
 _N_ROWS_SHOWN = 20
+_LEGEND = """\
+raw, normalised: change of the time taken, as measured and for a machine as fast as usual; noise: between earlier runs
+limit: a larger change is no noise; finds: a true slowdown as large is found 4 times in 5"""
 
 
 def trends_view(report: TrendReport) -> RenderableType:
@@ -92,19 +95,23 @@ def imported_json(imported: ImportedRows) -> dict[str, Any]:
 def _trend_lines(trend: Trend) -> Iterator[RenderableType]:
     where = "" if trend.is_here else ", another machine than this"
     yield Text(f"{printable(trend.gguf_path.name)} on {printable(trend.machine_id)}{where}", style="bold")
-    sparks = Table(box=None, show_header=False, pad_edge=False)
-    for one in trend.sparks:
-        first, last = (_figure_words(one.kind, seconds) for seconds in (one.first_s, one.last_s))
-        sparks.add_row(printable(one.name), one.text, f"{first} -> {last}")
-    yield sparks
+    if len(trend.rows) > 1:
+        sparks = Table(box=None, show_header=False, pad_edge=False)
+        for one in trend.sparks:
+            first, last = (_figure_words(one.kind, seconds) for seconds in (one.first_s, one.last_s))
+            sparks.add_row(printable(one.name), one.text, f"{first} -> {last}")
+        yield sparks
     prompts, depths = _shown(trend.rows[0].run)
     table = Table(box=None, pad_edge=False, header_style="bold")
     titles = [*(f"{one.name} P50 / P95" for one in prompts), *(one.name for one in depths)]
     for title in ("when", *titles, "settings", "changed since the run before"):
         table.add_column(title, overflow="fold")
     cells = [[*(_prompt_cell(row, one) for one in prompts), *(_cell(row, one) for one in depths)] for row in trend.rows]
+    above = None
     for row, figures in zip(trend.rows, cells, strict=True):
-        words = (_when(row.run.started_at), *figures, _settings_words(row.run.settings), "; ".join(row.changes))
+        settings = '"' if row.run.settings == above else _settings_words(row.run.settings)
+        above = row.run.settings
+        words = (_when(row.run.started_at), *figures, settings, "; ".join(row.changes))
         table.add_row(*map(printable, words))
     yield table
     if any("of " in cell for figures in cells for cell in figures):
@@ -145,16 +152,15 @@ def _figure_words(kind: MeasureKind, seconds: float) -> str:
 def _settings_words(settings: Settings) -> str:
     """What moves figures most, in short."""
     words = [
-        f"n_gpu_layers {settings.n_gpu_layers}",
+        f"n_gpu_layers {settings.n_gpu_layers}" if settings.offloads else "CPU only",
         f"n_ctx {settings.n_ctx}",
-        f"batch {settings.n_batch}/{settings.n_ubatch}",
+        f"n_ubatch {settings.n_ubatch}",
         f"threads {settings.n_threads}/{settings.n_threads_batch}",
-        f"flash attention {settings.flash_attn_type}",
     ]
     if settings.n_cpu_moe:
         words.append(f"n_cpu_moe {settings.n_cpu_moe}")
     if (settings.type_k, settings.type_v) != ("f16", "f16"):
-        words.append(f"KV {settings.type_k}/{settings.type_v}")
+        words.append(f"cache {settings.type_k}/{settings.type_v}")
     return ", ".join(words)
 
 
@@ -197,18 +203,15 @@ def _check_lines(check: TrendCheck) -> Iterator[RenderableType]:
     judged = [one for one in check.figures if one.verdict]
     if judged:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ("", "before", "now", "time", "normalised", "judged", "noise", "limit", "finds", "verdict"):
+        for title in ("", "before", "now", "raw", "normalised", "judged", "noise", "limit", "finds", "verdict"):
             table.add_column(title, overflow="fold")
         for one in judged:
             table.add_row(*map(printable, _check_cells(one)))
         yield table
-        yield Text(
-            "limit: a change beyond it is not noise; finds: a true slowdown as large is found 4 times in 5.",
-            style="dim",
-        )
+        yield Text(_LEGEND, style="dim")
     waiting = [one for one in check.figures if not one.verdict]
     if not judged:
-        yield Text(f"Too few runs to judge by: {format_count(_n_missing(check), 'more')} needed before the next.")
+        yield Text(f"Too few runs to judge by: {format_count(_n_missing(check), 'more run')} must come first.")
     elif waiting:
         names = ", ".join(f"{one.name} ({one.n_missing})" for one in waiting)
         yield Text(printable(f"Not judged, for want of so many earlier runs: {names}"))
@@ -239,7 +242,7 @@ def _check_cells(one: FigureCheck) -> tuple[str, ...]:
 
 
 def _slower_words(one: FigureCheck) -> str:
-    return f"{printable(one.name)} {_signed(one.change_frac)} time"
+    return f"{printable(one.name)} by {_unsigned(one.change_frac)}"
 
 
 def _signed(frac: float | None) -> str:
