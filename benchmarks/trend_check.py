@@ -12,7 +12,6 @@ Ends with 1 when more than 1 % of checks alarm, or fewer than 70 % of the slowdo
 
 from __future__ import annotations
 
-import math
 import statistics
 import sys
 from collections.abc import Iterator
@@ -55,7 +54,7 @@ def findings(random: np.random.Generator, kind: dict[str, Any], n_earlier: int) 
         assert figure.detectable_frac is not None
         found = []
         for times in (1, 2):
-            slowed = slowed_down(runs[-1], math.exp(times * math.log1p(figure.detectable_frac)))
+            slowed = slowed_down(runs[-1], 1 + times * figure.detectable_frac)
             verdicts = {one.name: one.verdict for one in check([*runs[:-1], slowed]).figures}
             found.append(verdicts[figure.name] is Verdict.SLOWER)
         yield figure.detectable_frac, found[0], found[1]

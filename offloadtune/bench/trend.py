@@ -154,15 +154,18 @@ def series(runs: Iterable[BenchRun]) -> list[tuple[BenchRun, ...]]:
 
 
 def sparks(figures: Sequence[Sequence[RunFigure]]) -> tuple[Spark, ...]:
-    """A line for each figure of the newest run, P95 left out; `figures` are those of each run, the oldest first."""
+    """A line for each figure of the newest run, P95 left out; `figures` are those of each run, the oldest first.
+
+    It rises with what is printed: seconds, but tokens per second where writing is meant.
+    """
     drawn = []
     for now in figures[-1] if figures else ():
         values = [next((one.raw_s for one in some if one.name == now.name), None) for some in figures]
         known = [value for value in values if value is not None]
         if now.quantile_frac == 0.5 and known:
-            drawn.append(
-                Spark(name=now.name, kind=now.kind, text=sparkline(values), first_s=known[0], last_s=known[-1])
-            )
+            heights = [value and 1 / value if now.kind is MeasureKind.DECODE else value for value in values]
+            line = sparkline(heights)
+            drawn.append(Spark(name=now.name, kind=now.kind, text=line, first_s=known[0], last_s=known[-1]))
     return tuple(drawn)
 
 

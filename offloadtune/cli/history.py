@@ -91,5 +91,6 @@ def _print_rows(row_format: str) -> None:
     from offloadtune import pipeline  # noqa: PLC0415
     from offloadtune.cli import options  # noqa: PLC0415
 
-    text = pipeline.stored_rows(options.choice("--rows", row_format, list(_ROW_FORMATS)))
+    known = options.choice("--rows", row_format, list(_ROW_FORMATS))
+    text = pipeline.stored_rows(known)
     typer.echo(text, nl=bool(text) and not text.endswith("\n"))

@@ -183,7 +183,7 @@ def _run_json(row: TrendRow) -> dict[str, Any]:
 
 def _broken_line(broken: BrokenTrend) -> Text:
     n_more = len(broken.reasons) - 1
-    more = f" So are {n_more} more of its lines." if n_more else ""
+    more = f" Of that file {format_count(n_more, 'more line')} cannot be read." if n_more > 0 else ""
     return Text(f"Warning: left out of the trend: {printable(broken.reasons[0])}{more}")
 
 

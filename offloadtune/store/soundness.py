@@ -47,7 +47,8 @@ def check_run(run: BenchRun) -> None:
     check_settings(run.settings)
     texts = (run.engine.version, run.engine.build_id, run.offloadtune_version, run.gguf_id, *run.endpoints)
     _require(all(map(_is_clean, texts)), "a name that cannot be printed")
-    _require(datetime.fromisoformat(run.started_at).tzinfo is not None, "a time without its zone")
+    started_at = datetime.fromisoformat(run.started_at)
+    _require(started_at.tzinfo is not None and 1970 <= started_at.year < 9999, "no moment that has a place in a trend")
     measures = {measure.name: measure for measure in run.measures}
     _require(len(measures) == len(run.measures), "a measure that is there twice")
     counts = [n for one in run.measures for n in (one.n_prefix_cached, one.n_prompt_new, one.n_steps)]

@@ -452,5 +452,6 @@ def test_every_followed_figure_has_a_spark() -> None:
     drawn = sparks([run_figures(run, None) for run in runs])
     assert [one.name for one in drawn] == NAMES
     decode = next(one for one in drawn if one.name == "decode at 0")
-    assert decode.text == "▁ █"
+    assert decode.text == "█ ▁"  # tokens per second
+    assert drawn[0].text == "▁▁█"
     assert decode.last_s == pytest.approx(2 * decode.first_s)

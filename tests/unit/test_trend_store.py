@@ -165,6 +165,7 @@ def test_a_newer_line_is_refused_in_a_sentence(path: Path) -> None:
     [
         {"started_at": "2026-01-02T03:04:05"},
         {"started_at": "soon"},
+        {"started_at": "0001-01-01T00:00:00+14:00"},
         {"offloadtune_version": "0.1\x1b[2J"},
         {"endpoints": ["a\nb"]},
         {"gguf_id": "\x9b"},
