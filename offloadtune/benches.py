@@ -127,6 +127,7 @@ class BenchRun:
     loads: LoadTimes | None
     skipped: tuple[tuple[str, str], ...]
     duration_s: float
+    is_interrupted: bool = False
 
     @property
     def drivers(self) -> tuple[str | None, ...]:
@@ -135,6 +136,54 @@ class BenchRun:
     def visits_of(self, measure: str) -> tuple[BenchVisit, ...]:
         """The visits that count."""
         return tuple(one for one in self.visits if one.measure == measure and one.counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantiles:
+    """P50 and P95 with their 95 % intervals. What the samples are too few for is None; `reason` says so of the P95."""
+
+    p50: float
+    p50_low: float | None
+    p50_high: float | None
+    p95: float | None
+    p95_low: float | None
+    p95_high: float | None
+    n_samples: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureFigures:
+    """What the visits of one measure that count say.
+
+    `ttft_s` runs from text to first token, `phase_fracs` are the median shares of its phases in that; `step_s` is from
+    one token to the next, over all visits. `normalised_ttft_s` and `normalised_step_s` are the medians as they would be
+    had the anchor always read as in the median of this run; what stays of their scatter is not the machine's.
+    `n_outliers` visits lie far from the rest; they count all the same.
+    """
+
+    measure: Measure
+    n_visits: int
+    n_disturbed: int
+    n_outliers: int
+    ttft_s: Quantiles
+    prefill_tok_per_s: float
+    phase_fracs: tuple[tuple[str, float], ...]
+    first_decode_s: float
+    step_s: Quantiles
+    decode_tok_per_s: float
+    normalised_ttft_s: float | None
+    normalised_step_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchReport:
+    """What `offloadtune bench` shows. `notes` are full sentences."""
+
+    run: BenchRun
+    figures: tuple[MeasureFigures, ...]
+    notes: tuple[str, ...]
+    trend_path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

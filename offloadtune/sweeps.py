@@ -83,6 +83,7 @@ class RoundFinished:
 
 Event = Said | TrialStarted | TrialFinished | RoundFinished
 Listener = Callable[[Event], None]
+Teller = Callable[[Said], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import offloadtune
-from offloadtune.cli import apply, export, history, inspect, plan, probe, recommend, sweep, workload
+from offloadtune.cli import apply, bench, export, history, inspect, plan, probe, recommend, sweep, workload
 from offloadtune.errors import OffloadTuneError
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app.command()(inspect.inspect)
 app.command()(plan.plan)
 app.command()(workload.workload)
 app.command()(sweep.sweep)
+app.command()(bench.bench)
 app.command()(recommend.recommend)
 app.command()(history.history)
 app.command()(export.export)

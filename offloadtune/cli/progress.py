@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.status import Status
 
+from offloadtune.benches import BenchEvent, MeasureVisited
 from offloadtune.records import Outcome, Recommendation
-from offloadtune.report import headline
-from offloadtune.sweeps import Event, Listener, RoundFinished, Said, TrialFinished, TrialStarted
+from offloadtune.report import headline, visit_words
+from offloadtune.sweeps import Event, RoundFinished, Said, TrialFinished, TrialStarted
 from offloadtune.units import format_seconds, format_tok_per_s
 
 
 @contextlib.contextmanager
-def listener() -> Iterator[Listener]:
-    """A listener that shows events while the block runs."""
+def listener() -> Iterator[Callable[[Event | BenchEvent], None]]:
+    """A listener that shows events of a sweep or a bench while the block runs."""
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
     if not console.is_terminal:
-        yield lambda event: _print(console, _started_words(event) if isinstance(event, TrialStarted) else _line(event))
+        seen: set[str] = set()
+        yield lambda event: _print(console, _plain_line(event, seen))
         return
     status = console.status("starting the engine")
     status.start()
@@ -30,10 +32,13 @@ def listener() -> Iterator[Listener]:
             status.stop()
 
 
-def _show(console: Console, status: Status, event: Event) -> None:
+def _show(console: Console, status: Status, event: Event | BenchEvent) -> None:
     _print(console, _line(event))
     if isinstance(event, TrialStarted):
         status.update(_started_words(event))
+    elif isinstance(event, MeasureVisited):
+        left = format_seconds(max(0.0, event.remaining_s))
+        status.update(f"{visit_words(event.visit)}  ({event.n_done} of {event.n_wanted} visits, at most {left} to go)")
     elif isinstance(event, TrialFinished | RoundFinished):
         status.update("comparing the best side by side")
 
@@ -48,9 +53,21 @@ def _started_words(event: TrialStarted) -> str:
     return f"trial {event.n_done + 1}: {event.trial.why}  ({gone} gone, at most {left} to go)"
 
 
-def _line(event: Event) -> str:
+def _plain_line(event: Event | BenchEvent, seen: set[str]) -> str:
+    """Where no line can move: of a bench the first visit of each measure, and those disturbed."""
+    if isinstance(event, TrialStarted):
+        return _started_words(event)
+    if isinstance(event, MeasureVisited) and event.visit.measure not in seen:
+        seen.add(event.visit.measure)
+        return visit_words(event.visit)
+    return _line(event)
+
+
+def _line(event: Event | BenchEvent) -> str:
     if isinstance(event, Said):
         return event.text
+    if isinstance(event, MeasureVisited):
+        return visit_words(event.visit) if event.visit.disturbed_by else ""
     if isinstance(event, TrialFinished):
         return f"{event.result.trial.why}: {_result_words(event)}{_best_words(event.best)}"
     if isinstance(event, RoundFinished):

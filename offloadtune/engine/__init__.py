@@ -7,21 +7,27 @@ Rejected: a process for every trial (a load each), a process for the whole sweep
 (an abort takes us down).
 """
 
+from offloadtune.engine.anchor import AnchorProcess
 from offloadtune.engine.build import installed_build_id
 from offloadtune.engine.classify import classify, is_gone, refused_file
+from offloadtune.engine.osdoor import drop_cached
 from offloadtune.engine.process import WORKER_COMMAND, WorkerDiedError, WorkerProcess, WorkerRefusedError
-from offloadtune.engine.runner import Runner, VisitPlan
+from offloadtune.engine.runner import OpenedTrial, Runner, TrialFailedError, VisitPlan
 from offloadtune.engine.selftest import SelfTest, self_test
 
 __all__ = [
     "WORKER_COMMAND",
+    "AnchorProcess",
+    "OpenedTrial",
     "Runner",
     "SelfTest",
+    "TrialFailedError",
     "VisitPlan",
     "WorkerDiedError",
     "WorkerProcess",
     "WorkerRefusedError",
     "classify",
+    "drop_cached",
     "installed_build_id",
     "is_gone",
     "refused_file",

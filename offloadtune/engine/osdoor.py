@@ -5,6 +5,8 @@ Everything here has an answer on Linux, macOS and Windows; where the system cann
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import signal
 import subprocess
@@ -78,3 +80,44 @@ def peak_rss_bytes() -> int | None:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak = getattr(psutil.Process().memory_info(), "peak_wset", None)
     return int(peak) if peak is not None else None
+
+
+def drop_cached(path: Path) -> str:
+    """Drop the pages of the file at `path`, and of no other, from the system's cache; why it is not cold, "" if it is.
+
+    Pages that another process has mapped stay, and so do some of a few file systems, so what is left is counted.
+    """
+    if sys.platform != "linux":
+        return "only Linux lets a program without special rights drop a file from the cache"
+    with path.open("rb") as stream:
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        cached_frac = _cached_frac(stream.fileno(), path.stat().st_size)
+    if cached_frac is None:
+        return "the system does not say what it keeps of the file in its cache"
+    if cached_frac > _COLD_FRAC:
+        return f"{cached_frac:.0%} of the file stays in the cache, another program may hold it"
+    return ""
+
+
+_COLD_FRAC = 0.02
+_WINDOW_BYTES = 1 << 30
+
+
+def _cached_frac(descriptor: int, size: int) -> float | None:
+    """Share of the file's pages that are in the cache: mincore over windows of a mapping that touches none of them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    n_pages = n_cached = 0
+    for offset in range(0, size, _WINDOW_BYTES):
+        n_bytes = min(_WINDOW_BYTES, size - offset)
+        with mmap.mmap(
+            descriptor, n_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=offset
+        ) as window:
+            states = (ctypes.c_ubyte * -(-n_bytes // mmap.PAGESIZE))()
+            address = ctypes.c_char.from_buffer(window)
+            failed = libc.mincore(ctypes.c_void_p(ctypes.addressof(address)), ctypes.c_size_t(n_bytes), states)
+            del address  # the mapping cannot be closed while it is pointed to
+        if failed:
+            return None
+        n_pages += len(states)
+        n_cached += sum(state & 1 for state in states)
+    return n_cached / n_pages if n_pages else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,6 +55,37 @@ class VisitPlan:
     n_visits: int
 
 
+class TrialFailedError(Exception):
+    """What was asked of a trial ended otherwise than well; see `result`."""
+
+    def __init__(self, result: TrialResult) -> None:
+        super().__init__(result.reason)
+        self.result = result
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedTrial:
+    """A context that stays open between visits."""
+
+    runner: Runner
+    opened: dict[str, Any]
+
+    @property
+    def n_ctx(self) -> int:
+        n_ctx: int = self.opened["effective"]["n_ctx"]
+        return n_ctx
+
+    @property
+    def n_ubatch(self) -> int:
+        n_ubatch: int = self.opened["effective"]["n_ubatch"]
+        return n_ubatch
+
+    def visit(self, n_prefix: int, n_new: int, n_steps: int, *, timeout_s: float, is_warmup: bool = False) -> Visit:
+        """One visit; what it raises, `Runner.opened` turns into TrialFailedError."""
+        deadline, work = time.monotonic() + timeout_s, {"n_prefix": n_prefix, "n_new": n_new, "n_steps": n_steps}
+        return self.runner.visit_opened(self.opened["handle"], deadline, is_warmup=is_warmup, **work)
+
+
 Arguments = Callable[[Trial], dict[str, Any] | None]
 """What `Llama` of llama-cpp-python is told for a trial; None where another front end is the target."""
 
@@ -95,6 +126,11 @@ class Runner:
         if self._worker is not None:
             self._worker.leave()
             self._forget()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The worker's process, while there is one."""
+        return () if self._worker is None else (self._worker.pid,)
 
     def kill(self) -> None:
         """End the worker at once, in the middle of whatever it does."""
@@ -201,6 +237,38 @@ class Runner:
             outcome, reason, evidence = self._failed(error, trial.settings)
             return TrialResult(trial=trial, outcome=outcome, reason=reason, evidence=evidence)
 
+    @contextlib.contextmanager
+    def opened(self, trial: Trial, *, timeout_s: float) -> Iterator[OpenedTrial]:
+        """A context of `trial`, open for visits of any length. Raises TrialFailedError, from inside the block too."""
+        deadline = time.monotonic() + timeout_s
+        with self._failing(trial):
+            self._place(trial.settings, deadline)
+            with self._opened(trial.settings, self._arguments(trial), deadline) as opened:
+                yield OpenedTrial(self, opened)
+
+    def time_load(self, trial: Trial, *, timeout_s: float) -> tuple[int, int]:
+        """Nanoseconds to load the file anew, and until it had also read a few tokens in a small context.
+
+        The placement stays loaded. Raises TrialFailedError.
+        """
+        with self._failing(trial):
+            self.unload()
+            start_ns = time.perf_counter_ns()
+            outcome, reason, evidence = self.try_tiny(trial.settings, timeout_s=timeout_s)
+            ready_ns = time.perf_counter_ns() - start_ns
+        if outcome is not Outcome.OK or self._load_ns is None:
+            raise TrialFailedError(TrialResult(trial=trial, outcome=outcome, reason=reason, evidence=evidence))
+        return self._load_ns, ready_ns
+
+    @contextlib.contextmanager
+    def _failing(self, trial: Trial) -> Iterator[None]:
+        try:
+            yield
+        except (WorkerDiedError, WorkerRefusedError) as error:
+            outcome, reason, evidence = self._failed(error, trial.settings)
+            result = TrialResult(trial=trial, outcome=outcome, reason=reason, evidence=evidence)
+            raise TrialFailedError(result) from None
+
     def _run_into(self, seen: dict[str, Any], trial: Trial, plan: VisitPlan, deadline: float) -> str:
         """Fill `seen` with fields of TrialResult as they become known, so that a failure keeps what came before.
 
@@ -251,13 +319,16 @@ class Runner:
         workload, context = plan.workload, opened["handle"]
         effective = opened["effective"]
         n_warmup = min(workload.n_prompt_new, effective["n_ubatch"], effective["n_ctx"] - 1 - _N_WARMUP_STEPS)
-        visits = [self._visit(context, deadline, is_warmup=True, n_prefix=0, n_new=n_warmup, n_steps=_N_WARMUP_STEPS)]
+        visits = [
+            self.visit_opened(context, deadline, is_warmup=True, n_prefix=0, n_new=n_warmup, n_steps=_N_WARMUP_STEPS)
+        ]
         for _ in range(plan.n_visits):
             work = {"n_prefix": workload.n_prefix_cached, "n_new": workload.n_prompt_new, "n_steps": plan.n_steps}
-            visits.append(self._visit(context, deadline, is_warmup=False, **work))
+            visits.append(self.visit_opened(context, deadline, is_warmup=False, **work))
         return tuple(visits)
 
-    def _visit(self, context: int, deadline: float, *, is_warmup: bool, **work: int) -> Visit:
+    def visit_opened(self, context: int, deadline: float, *, is_warmup: bool, **work: int) -> Visit:
+        """One visit in an open context, of `n_prefix` restored, `n_new` read and `n_steps` + 1 written tokens."""
         value = self._ask("visit", deadline, context=context, **work)
         value["step_ns"], value["sample_ns"] = tuple(value["step_ns"]), tuple(value["sample_ns"])
         return Visit(is_warmup=is_warmup, i_load=self.n_model_loads, **value)
@@ -289,7 +360,7 @@ class Runner:
         if self._placement == settings.placement:
             return
         try:
-            self._unload()
+            self.unload()
         except WorkerDiedError:  # the fault of what was loaded, not of what comes
             self.kill()
             self._respawn(deadline)
@@ -312,7 +383,7 @@ class Runner:
             else:
                 return
 
-    def _unload(self) -> None:
+    def unload(self) -> None:
         """Free the placement and wait until its memory is back or stands still: drivers return it late.
 
         What is free then is what the next load falls from: some stays taken (the driver's context, other programs).

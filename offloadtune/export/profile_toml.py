@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from pydantic import TypeAdapter
 
-from offloadtune.records import EngineBuild, Estimate, GgufFacts, Machine, Recommendation, Target
+from offloadtune.errors import UsageError
+from offloadtune.records import EngineBuild, Estimate, GgufFacts, Machine, Recommendation, Settings, Target
 
 FORMAT = 1
 
@@ -76,6 +79,36 @@ def render_profile(profile: Profile) -> str:
         "apply": {_APPLY_KEYS[answer.trial.target]: profile.apply_text},
     }
     return tomli_w.dumps(_without_none(document), multiline_strings=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedProfile:
+    """What a profile read back says that settings can be measured by."""
+
+    machine_id: str
+    gguf_id: str
+    target: Target
+    settings: Settings
+
+
+def read_profile(path: Path) -> SavedProfile:
+    """A profile read back. Raises UsageError."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        if document["format"] > FORMAT:
+            raise UsageError(f"{path} was written by a newer offloadtune.", hint="update offloadtune")
+        return SavedProfile(
+            machine_id=str(document["machine"]["machine_id"]),
+            gguf_id=str(document["gguf"]["identity"]),
+            target=Target(document["target"]),
+            settings=TypeAdapter(Settings).validate_python(document["settings"]),
+        )
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"The profile {path} cannot be read: {reason}.", hint="check the path") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        message = f"{path} is not a profile of offloadtune."
+        raise UsageError(message, hint="name a .toml file that a sweep wrote, or leave --settings out") from None
 
 
 _APPLY_KEYS = {Target.LLAMA_CPP_PYTHON: "python", Target.LLAMA_SERVER: "command"}

@@ -22,6 +22,11 @@ likeness     whether it was made on what is here now
 missing      what has to be measured where none answers
 using        its answer again, its settings as text, and the target's own server started with them
 summing      all journals, in short
+benching     one run of the fixed script
+choosing     which settings it measures
+loading      how long the file takes to load, cold and warm
+watching     what else goes on in the machine meanwhile
+warming      whether an engine build ran here before
 trending     runs of a bench kept, and what they say over time
 staling      profiles that were made on something else than is here now
 gathering    a workload from a log of real requests
@@ -37,6 +42,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from offloadtune.pipeline.batches import plan_lines
+    from offloadtune.pipeline.benching import bench_file
     from offloadtune.pipeline.gathering import gather_workload
     from offloadtune.pipeline.planning import plan
     from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe
@@ -47,6 +53,7 @@ if TYPE_CHECKING:
     from offloadtune.pipeline.using import export_stored, recommend_stored, serve_stored, server_command, write_export
 
 __all__ = [
+    "bench_file",
     "cache_cost",
     "card_names",
     "check_trends",
@@ -70,6 +77,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "bench_file": "benching",
     "cache_cost": "probing",
     "card_names": "shapes",
     "check_trends": "trending",

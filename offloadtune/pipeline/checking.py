@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offloadtune import export
+from offloadtune.benches import BenchRequest
 from offloadtune.errors import GgufError, UsageError
 from offloadtune.footprint import Grid, is_mapped, pad_256, reckon
 from offloadtune.pipeline.spaces import wanted_n_ctx
@@ -44,6 +45,14 @@ def check(request: SweepRequest, facts: GgufFacts) -> None:
     _check_fixed(request.fixed, wanted_n_ctx(request, facts))
     if request.target is Target.LLAMA_CPP_PYTHON:
         export.render_snippet(Settings(**request.fixed), facts.path)
+
+
+def check_bench(request: BenchRequest, facts: GgufFacts) -> None:
+    """Refuse what a bench cannot do. Raises GgufError, UsageError."""
+    _check_generates(facts)
+    if request.workload is not None and request.workload.n_parallel != 1:
+        message = f"Workload {request.workload.name} asks for {request.workload.n_parallel} sequences at once."
+        raise UsageError(message, hint="measure one sequence: this version does not measure several")
 
 
 def check_memory(fixed: Mapping[str, Any], facts: GgufFacts, machine: Machine, *, n_ctx: int) -> None:

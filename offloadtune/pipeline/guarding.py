@@ -34,6 +34,10 @@ class GuardedRunner(Runner):
         self._check(visits.evidence if isinstance(visits, TrialResult) else None)
         return visits
 
+    def check_file(self) -> None:
+        """Raise GgufError unless the file is still what it was."""
+        self._check_same()
+
     def _check(self, evidence: Evidence | None) -> None:
         self._check_same()
         if what := refused_file(evidence):

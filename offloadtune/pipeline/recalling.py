@@ -21,7 +21,7 @@ from offloadtune.probe import probe_host
 from offloadtune.recalls import Question, UnreadableJournal
 from offloadtune.recommend import Round, recommend
 from offloadtune.records import GgufFacts, Recommendation, TrialResult
-from offloadtune.sweeps import Listener, Said
+from offloadtune.sweeps import Said, Teller
 from offloadtune.units import format_bytes, format_count, parse_bytes
 
 
@@ -38,7 +38,7 @@ class Recalled:
     notes: tuple[str, ...]
 
 
-def recall(question: Question, listen: Listener) -> Recalled:
+def recall(question: Question, listen: Teller) -> Recalled:
     """The answer of the newest stored sweep that has one. Raises GgufError, NotMeasuredError, UsageError."""
     facts = read_gguf(question.path)
     of_file, unreadable = read_all(lambda header: header.gguf_id == facts.gguf_id)

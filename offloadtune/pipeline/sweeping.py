@@ -49,7 +49,7 @@ def _measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listene
         rebuild_line,
         endpoints=request.endpoints,
         command=request.worker_command or WORKER_COMMAND,
-        arguments=_llama_arguments,
+        arguments=llama_arguments,
     ) as runner:
         try:
             measuring = Measuring(request, facts, runner, listen)
@@ -70,6 +70,6 @@ def _measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listene
     return answer_sweep(measuring, sha256_before)
 
 
-def _llama_arguments(trial: Trial) -> dict[str, Any] | None:
+def llama_arguments(trial: Trial) -> dict[str, Any] | None:
     """What the trial's snippet tells `Llama`: what is measured is what is handed over."""
     return export.llama_kwargs(trial.settings, trial.told) if trial.target is Target.LLAMA_CPP_PYTHON else None

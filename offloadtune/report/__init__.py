@@ -1,5 +1,6 @@
 """Records as text for people (rich tables) and for programs (JSON values). Writes nothing itself."""
 
+from offloadtune.report.benches import bench_json, bench_view, visit_words
 from offloadtune.report.json_values import history_json, inspect_json, probe_json, recall_json, sweep_json
 from offloadtune.report.plans import plan_line_json, plan_report_json, plan_view
 from offloadtune.report.stored import history_view, recall_view
@@ -16,6 +17,8 @@ from offloadtune.report.trends import (
 from offloadtune.report.workloads import workload_json, workload_view
 
 __all__ = [
+    "bench_json",
+    "bench_view",
     "checks_json",
     "checks_view",
     "headline",
@@ -37,6 +40,7 @@ __all__ = [
     "sweep_view",
     "trends_json",
     "trends_view",
+    "visit_words",
     "workload_json",
     "workload_view",
 ]

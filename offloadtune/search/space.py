@@ -93,14 +93,14 @@ def default_settings(space: Space) -> Settings:
     flash attention). llama-server: arg.cpp (four slots, all layers) with its --fit rule for the number of layers.
     """
     if space.target is Target.LLAMA_CPP_PYTHON:
-        settings = Settings(
-            n_ctx=space.n_ctx,
-            n_threads=max(space.n_os_cpus // 2, 1),
-            n_threads_batch=space.n_os_cpus,
-            flash_attn_type="disabled",
-        )
-        return space.hold(sane(settings))
+        return space.hold(llama_defaults(space.n_ctx, space.n_os_cpus))
     return _fit_settings(space)
+
+
+def llama_defaults(n_ctx: int, n_os_cpus: int) -> Settings:
+    """What `Llama` takes unasked, but for the context."""
+    n_threads = max(n_os_cpus // 2, 1)
+    return sane(Settings(n_ctx=n_ctx, n_threads=n_threads, n_threads_batch=n_os_cpus, flash_attn_type="disabled"))
 
 
 def baseline_trials(space: Space) -> dict[str, Trial]:

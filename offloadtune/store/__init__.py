@@ -8,6 +8,7 @@ from offloadtune.store.facts import FactFile
 from offloadtune.store.home import data_dir, profiles_dir
 from offloadtune.store.journal import RULER, Journal, JournalContent, SweepHeader, has_lines, read_header, read_journal
 from offloadtune.store.lock import Owner, measuring_alone, owner_now
+from offloadtune.store.soundness import check_settings
 from offloadtune.store.trends import TREND_FORMAT, BrokenLine, TrendContent, append_run, read_runs, trend_paths
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "SweepHeader",
     "TrendContent",
     "append_run",
+    "check_settings",
     "data_dir",
     "from_json",
     "has_lines",

@@ -31,32 +31,32 @@ _LOG_LEVEL_ERROR = 4
 _EXPERTS_OF_BLOCK = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # LLM_FFN_EXPS_REGEX of common.h
 
 
-def _bind(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
+def bind(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
     function: Callable[..., Any] = ggml[name]
     function.restype, function.argtypes = restype, argtypes  # type: ignore[attr-defined]
     return function
 
 
-dev_count = _bind("ggml_backend_dev_count", c_size_t)
-dev_get = _bind("ggml_backend_dev_get", c_void_p, c_size_t)
-dev_name = _bind("ggml_backend_dev_name", c_char_p, c_void_p)
-dev_description = _bind("ggml_backend_dev_description", c_char_p, c_void_p)
-dev_type = _bind("ggml_backend_dev_type", c_int, c_void_p)
-dev_memory = _bind("ggml_backend_dev_memory", None, c_void_p, POINTER(c_size_t), POINTER(c_size_t))
-dev_get_props = _bind("ggml_backend_dev_get_props", None, c_void_p, c_void_p)
-load_all_from_path = _bind("ggml_backend_load_all_from_path", None, c_char_p)
-buft_name = _bind("ggml_backend_buft_name", c_char_p, c_void_p)
-buft_is_host = _bind("ggml_backend_buft_is_host", c_bool, c_void_p)
-cpu_buffer_type = _bind("ggml_backend_cpu_buffer_type", c_void_p)
-type_name = _bind("ggml_type_name", c_char_p, c_int)
-buffer_get_type = _bind("ggml_backend_buffer_get_type", c_void_p, c_void_p)
-dev_buffer_type = _bind("ggml_backend_dev_buffer_type", c_void_p, c_void_p)
-buft_get_device = _bind("ggml_backend_buft_get_device", c_void_p, c_void_p)
-reg_by_name = _bind("ggml_backend_reg_by_name", c_void_p, c_char_p)
-reg_get_proc_address = _bind("ggml_backend_reg_get_proc_address", c_void_p, c_void_p, c_char_p)
-register = _bind("ggml_backend_register", None, c_void_p)
+dev_count = bind("ggml_backend_dev_count", c_size_t)
+dev_get = bind("ggml_backend_dev_get", c_void_p, c_size_t)
+dev_name = bind("ggml_backend_dev_name", c_char_p, c_void_p)
+dev_description = bind("ggml_backend_dev_description", c_char_p, c_void_p)
+dev_type = bind("ggml_backend_dev_type", c_int, c_void_p)
+dev_memory = bind("ggml_backend_dev_memory", None, c_void_p, POINTER(c_size_t), POINTER(c_size_t))
+dev_get_props = bind("ggml_backend_dev_get_props", None, c_void_p, c_void_p)
+load_all_from_path = bind("ggml_backend_load_all_from_path", None, c_char_p)
+buft_name = bind("ggml_backend_buft_name", c_char_p, c_void_p)
+buft_is_host = bind("ggml_backend_buft_is_host", c_bool, c_void_p)
+cpu_buffer_type = bind("ggml_backend_cpu_buffer_type", c_void_p)
+type_name = bind("ggml_type_name", c_char_p, c_int)
+buffer_get_type = bind("ggml_backend_buffer_get_type", c_void_p, c_void_p)
+dev_buffer_type = bind("ggml_backend_dev_buffer_type", c_void_p, c_void_p)
+buft_get_device = bind("ggml_backend_buft_get_device", c_void_p, c_void_p)
+reg_by_name = bind("ggml_backend_reg_by_name", c_void_p, c_char_p)
+reg_get_proc_address = bind("ggml_backend_reg_get_proc_address", c_void_p, c_void_p, c_char_p)
+register = bind("ggml_backend_register", None, c_void_p)
 _AbortCallback = ctypes.CFUNCTYPE(None, c_char_p)
-set_abort_callback = _bind("ggml_set_abort_callback", c_void_p, _AbortCallback)
+set_abort_callback = bind("ggml_set_abort_callback", c_void_p, _AbortCallback)
 
 
 class _DeviceProps(ctypes.Structure):

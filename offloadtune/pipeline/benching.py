@@ -1,0 +1,250 @@
+"""Benching: one run of the fixed script, from the choice of settings to its line in the trend."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from datetime import UTC, datetime
+
+import offloadtune
+from offloadtune import bench, store
+from offloadtune.benches import (
+    SCRIPT,
+    AnchorReading,
+    BenchListener,
+    BenchReport,
+    BenchRequest,
+    BenchRun,
+    BenchVisit,
+    LoadTimes,
+    Measure,
+    MeasureVisited,
+)
+from offloadtune.engine import WORKER_COMMAND, AnchorProcess, OpenedTrial, TrialFailedError
+from offloadtune.errors import (
+    BudgetError,
+    BusyError,
+    EngineMissingError,
+    InterruptedSweepError,
+    NothingWorksError,
+    OffloadTuneError,
+)
+from offloadtune.gguf import read_gguf
+from offloadtune.pipeline.checking import check_bench
+from offloadtune.pipeline.choosing import Chosen, choose
+from offloadtune.pipeline.guarding import GuardedRunner
+from offloadtune.pipeline.interrupts import deaf
+from offloadtune.pipeline.loading import time_loads
+from offloadtune.pipeline.rebuilding import rebuild_line
+from offloadtune.pipeline.sweeping import llama_arguments
+from offloadtune.pipeline.trending import keep_run
+from offloadtune.pipeline.warming import Warmth
+from offloadtune.pipeline.watching import Watch
+from offloadtune.probe import probe_host
+from offloadtune.records import GgufFacts, Machine, Outcome, TrialResult
+from offloadtune.sweeps import Said
+from offloadtune.units import format_seconds
+
+_ANCHOR_BEAT_S = 2.0
+_N_WARMUP_STEPS = 2
+_N_THROWN_AWAY = 2
+_LEAST_DEADLINE_S = 60.0
+
+
+def bench_file(request: BenchRequest, listen: BenchListener) -> BenchReport:
+    """Run the script once and append it to the trend.
+
+    Raises GgufError, UsageError, EngineMissingError, EngineError, BusyError, BudgetError, NothingWorksError,
+    StoreError, and InterruptedSweepError when the user stopped before anything was measured.
+    """
+    facts = read_gguf(request.path)
+    check_bench(request, facts)
+    chosen = choose(request, facts, listen)
+    with store.measuring_alone(store.data_dir(), facts.path.name):
+        run = _run(request, facts, chosen, listen)
+        with deaf():
+            path = keep_run(run)
+    figures = bench.figures_of(run)
+    return BenchReport(run=run, figures=figures, notes=tuple(bench.notes_of(run)), trend_path=path)
+
+
+def _run(request: BenchRequest, facts: GgufFacts, chosen: Chosen, listen: BenchListener) -> BenchRun:
+    with GuardedRunner(
+        facts,
+        rebuild_line,
+        endpoints=chosen.endpoints,
+        command=request.worker_command or WORKER_COMMAND,
+        arguments=llama_arguments,
+    ) as runner:
+        try:
+            return Benching(request, facts, chosen, runner, listen).run()
+        except EngineMissingError as error:
+            raise EngineMissingError(str(error), hint=rebuild_line()) from None
+
+
+class Benching:
+    """One run under way: the visits so far, and what is left of the budget."""
+
+    def __init__(
+        self, request: BenchRequest, facts: GgufFacts, chosen: Chosen, runner: GuardedRunner, listen: BenchListener
+    ) -> None:
+        self.request, self.facts, self.chosen, self.runner, self.listen = request, facts, chosen, runner, listen
+        self.start_s = time.monotonic()
+        self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self.engine, devices = runner.describe()
+        self.machine = Machine(host=probe_host(), devices=devices)
+        self.warmth = Warmth(self.machine, self.engine, offloads=chosen.trial.settings.offloads)
+        self.visits: list[BenchVisit] = []
+        self.attempts: list[bench.Attempt] = []
+        self.skipped: dict[str, str] = {}
+        self.loads: LoadTimes | None = None
+        self.measures = bench.measures_of(request.workload)
+        self.is_interrupted = False
+        self.last_reading: AnchorReading | None = None
+        self.anchored_at_s = -_ANCHOR_BEAT_S
+
+    def run(self) -> BenchRun:
+        """Loads, then visits until all have enough of them, the budget ends or the user stops."""
+        self._tell(f"Measuring with {self.chosen.settings_from}.")
+        n_threads = self.machine.host.cpu.n_physical_cores or self.machine.host.cpu.n_logical_cores
+        with AnchorProcess(n_threads) as self.anchor:
+            self.watch = Watch(lambda: (*self.runner.pids, self.anchor.pid), self.chosen.endpoints)
+            for words in self.watch.standing():
+                self._tell(words)
+            try:
+                self._measure()
+            except KeyboardInterrupt:
+                self.is_interrupted = True
+                self.runner.kill()
+            except TrialFailedError as error:
+                if not self._counting():
+                    raise self._refusal(error.result) from None
+                self._tell(f"The run ends here: {error.result.reason}. What was measured before stands.")
+        if not self._counting():
+            raise self._nothing()
+        return self._finished()
+
+    def _measure(self) -> None:
+        trial = self.chosen.trial
+        self.loads = time_loads(self.runner, self.facts, trial, self._remaining_s(), self._deadline_s())
+        with self.runner.opened(trial, timeout_s=self._deadline_s()) as opened:
+            for measure in self.measures:
+                if why := bench.too_long(measure, opened.n_ctx):
+                    self.skipped[measure.name] = why
+            allowed = [one for one in self.measures if one.name not in self.skipped]
+            if not allowed:
+                return
+            self._warm_up(opened, allowed)
+            while chosen := bench.next_measure(allowed, self.attempts, self._remaining_s()):
+                self._visit(opened, chosen)
+                visit = self.visits[-1]
+                n_done, n_wanted = len(self._counting()), bench.n_wanted(allowed)
+                self.listen(
+                    MeasureVisited(visit=visit, n_done=n_done, n_wanted=n_wanted, remaining_s=self._remaining_s())
+                )
+            for measure in allowed:
+                if not any(attempt.measure == measure for attempt in self.attempts):
+                    self.skipped[measure.name] = bench.too_dear(measure, self.attempts, self.request.budget_s)
+        self.runner.check_file()
+
+    def _warm_up(self, opened: OpenedTrial, allowed: list[Measure]) -> None:
+        """A first ubatch; and with a build or driver that never ran here the first visits, which are thrown away.
+
+        They compile shaders and fill caches.
+        """
+        shortest = min(allowed, key=lambda measure: measure.n_ctx_needed)
+        n_new = min(opened.n_ubatch, opened.n_ctx - 1 - _N_WARMUP_STEPS)
+        timeout_s = self._deadline_s()
+        warmup = opened.visit(0, n_new, _N_WARMUP_STEPS, timeout_s=timeout_s, is_warmup=True)
+        self.visits.append(BenchVisit(measure=shortest.name, at_s=self._elapsed_s(), visit=warmup))
+        if self.warmth.is_warm:
+            return
+        self._tell("This engine build is new here: its first visits are thrown away.")
+        for measure in sorted(allowed, key=lambda measure: measure.n_ctx_needed)[:_N_THROWN_AWAY]:
+            self._visit(opened, measure, is_thrown_away=True)
+        self.warmth.keep()
+
+    def _visit(self, opened: OpenedTrial, measure: Measure, *, is_thrown_away: bool = False) -> None:
+        anchor = self._anchor_reading()
+        start_s = time.monotonic()
+        self.watch.begin()
+        visit = opened.visit(
+            measure.n_prefix_cached, measure.n_prompt_new, measure.n_steps, timeout_s=self._deadline_s()
+        )
+        disturbed_by = tuple(one.words for one in self.watch.end())
+        one = BenchVisit(
+            measure=measure.name,
+            at_s=round(self._elapsed_s(), 3),
+            visit=visit,
+            anchor=anchor,
+            disturbed_by=disturbed_by,
+            is_thrown_away=is_thrown_away,
+        )
+        self.visits.append(one)
+        if not is_thrown_away:
+            wall_s = time.monotonic() - start_s
+            self.attempts.append(bench.Attempt(measure=measure, wall_s=wall_s, counts=one.counts))
+
+    def _anchor_reading(self) -> AnchorReading | None:
+        """The anchor now, read anew when the last reading is older than two seconds."""
+        if time.monotonic() - self.anchored_at_s > _ANCHOR_BEAT_S:
+            self.last_reading = self.anchor.read()
+            self.anchored_at_s = time.monotonic()
+        return self.last_reading
+
+    def _counting(self) -> list[BenchVisit]:
+        return [one for one in self.visits if one.counts]
+
+    def _finished(self) -> BenchRun:
+        return BenchRun(
+            script=SCRIPT,
+            started_at=self.started_at,
+            offloadtune_version=offloadtune.__version__,
+            gguf_path=self.facts.path.absolute(),
+            gguf_id=self.facts.gguf_id,
+            machine=self.machine,
+            engine=self.engine,
+            settings=self.chosen.trial.settings,
+            target=self.chosen.trial.target,
+            settings_from=self.chosen.settings_from,
+            workload=self.request.workload,
+            endpoints=self.chosen.endpoints,
+            measures=self.measures,
+            visits=tuple(self.visits),
+            loads=self.loads,
+            skipped=tuple(self.skipped.items()),
+            duration_s=round(self._elapsed_s(), 3),
+            is_interrupted=self.is_interrupted,
+        )
+
+    def _refusal(self, result: TrialResult) -> OffloadTuneError:
+        if result.outcome is Outcome.TIMED_OUT:
+            message = f"The budget of {format_seconds(self.request.budget_s)} ended before anything was measured."
+            return BudgetError(message, hint=f"allow more time: --budget {round(self.request.budget_s * 4)}s")
+        message = f"{self.facts.path.name} does not run with {self.chosen.settings_from}: {result.reason}."
+        file = shlex.quote(str(self.facts.path))
+        return NothingWorksError(message, hint=f"find settings that do: offloadtune sweep {file}")
+
+    def _nothing(self) -> OffloadTuneError:
+        if self.is_interrupted:
+            message = "Stopped before anything was measured."
+            return InterruptedSweepError(message, hint="run the same command again")
+        if any(one.disturbed_by for one in self.visits):
+            message = "The machine is too busy to be measured: every visit was disturbed."
+            first = next(one.disturbed_by[0] for one in self.visits if one.disturbed_by)
+            return BusyError(message, hint=f"end what else runs and try again ({first.rstrip('.')})")
+        message = f"Nothing of the script could be measured: {next(iter(self.skipped.values()), 'no time was left')}"
+        return BudgetError(message, hint="allow more with --n-ctx or --budget")
+
+    def _tell(self, text: str) -> None:
+        self.listen(Said(text=text))
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self.start_s
+
+    def _remaining_s(self) -> float:
+        return self.request.budget_s - self._elapsed_s()
+
+    def _deadline_s(self) -> float:
+        """What one step may take before the worker counts as hung: the budget twice over."""
+        return max(_LEAST_DEADLINE_S, 2 * self.request.budget_s)
