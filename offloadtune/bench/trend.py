@@ -14,6 +14,7 @@ the judged of raw and normalised is chosen by its spread, because the smaller of
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -303,7 +304,7 @@ def _frac(log: float) -> float:
 
 def _last_changes(runs: Sequence[BenchRun]) -> tuple[str, tuple[str, ...]]:
     """When something last changed between the runs, and what."""
-    for before, after in zip(reversed(runs[:-1]), reversed(runs), strict=False):
+    for before, after in reversed(list(itertools.pairwise(runs))):
         changed = changes(before, after)
         if changed:
             return after.started_at, changed

@@ -29,9 +29,17 @@ def stale_profiles(headers: Iterable[SweepHeader], here: Here) -> Iterator[Stale
         if here.unlike(header) is not Unlike.MACHINE:
             newest[header.gguf_path] = header
     for path, header in newest.items():
-        why = " and ".join((*_content_words(header), *_unlike_words(header, here)))
-        if why and path.is_file():
+        why = " and ".join((*_content_words(header), *_unlike_words(header, here))) if _is_there(path) else ""
+        if why:
             yield StaleProfile(gguf_path=path, why=why, command=_command(header))
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file stands at `path` and no pipe, whose reading would wait for ever."""
+    try:
+        return path.is_file()
+    except OSError:  # in a folder that is not ours to read
+        return False
 
 
 def _content_words(header: SweepHeader) -> Iterator[str]:

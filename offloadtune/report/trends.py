@@ -210,8 +210,11 @@ def _check_lines(check: TrendCheck) -> Iterator[RenderableType]:
         yield table
         yield Text(_LEGEND, style="dim")
     waiting = [one for one in check.figures if not one.verdict]
-    if not judged:
-        yield Text(f"Too few runs to judge by: {format_count(_n_missing(check), 'more run')} must come first.")
+    if not check.figures:
+        yield Text("Not one of its visits counts, so there is nothing to judge.")
+    elif not judged:
+        missing = format_count(min(one.n_missing for one in waiting), "more run")
+        yield Text(f"Too few runs to judge by: {missing} must come first.")
     elif waiting:
         names = ", ".join(f"{one.name} ({one.n_missing})" for one in waiting)
         yield Text(printable(f"Not judged, for want of so many earlier runs: {names}"))
@@ -219,10 +222,6 @@ def _check_lines(check: TrendCheck) -> Iterator[RenderableType]:
         yield Text(printable(f"Changed last, at the run of {_when(check.changed_at)}: {'; '.join(check.changes)}"))
     yield from (Text(printable(f"Warning: {warning}")) for warning in check.warnings)
     yield Text("")
-
-
-def _n_missing(check: TrendCheck) -> int:
-    return min((one.n_missing for one in check.figures), default=check.n_missing)
 
 
 def _check_cells(one: FigureCheck) -> tuple[str, ...]:

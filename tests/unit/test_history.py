@@ -197,6 +197,14 @@ def test_too_few_runs_exit_with_0_and_say_how_many_are_missing(in_process: InPro
     assert "Too few runs to judge by: 3 more runs must come first." in ended.out
 
 
+def test_a_run_of_which_nothing_counts_judges_nothing(in_process: InProcess) -> None:
+    keep(*(bench_run(i) for i in range(6)), bench_run(9, visits=()))
+    ended = in_process("history", "--check")
+    assert ended.code == 0
+    assert "Not one of its visits counts" in ended.out
+    assert "ttft 128 was not measured this time: every visit was disturbed." in ended.out
+
+
 def test_nothing_to_check_is_said(in_process: InProcess) -> None:
     keep(bench_run(machine=ELSEWHERE))
     ended = in_process("history", "--check")
@@ -337,6 +345,13 @@ def test_only_the_newest_sweep_of_this_machine_counts(file: Path) -> None:
 def test_a_file_that_is_gone_has_no_profile_to_mend(file: Path) -> None:
     sweep(gguf_path=file, started_at=LATER, machine=with_driver("540.1"))
     file.unlink()
+    assert stale() == []
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(file: Path) -> None:
+    sweep(gguf_path=file)
+    file.unlink()
+    os.mkfifo(file)
     assert stale() == []
 
 
