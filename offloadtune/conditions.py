@@ -11,11 +11,21 @@ from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process that is not ours and has memory of a card, how much where the driver says."""
+
+    pid: int
+    name: str
+    n_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuConditions:
     """One card at one moment, by its driver.
 
-    `throttle_reasons` are NVML's names, without "idle" and what the user set; `other_processes` are names with their
-    memory, "firefox 412 MiB", of processes that are not ours.
+    `throttle_reasons` are NVML's names, without "idle" and what the user set; `clock_is_free` where neither of these
+    two holds the clock down, so that under load it should be near its most. `others_bytes` is what is taken of its
+    memory and not ours, by processes that are not seen from here too.
     """
 
     index: int
@@ -26,7 +36,9 @@ class GpuConditions:
     power_w: float | None
     power_limit_w: float | None
     throttle_reasons: tuple[str, ...] | None
-    other_processes: tuple[str, ...] | None
+    other_processes: tuple[GpuProcess, ...] | None
+    others_bytes: int | None = None
+    clock_is_free: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +47,7 @@ class Conditions:
 
     CPU seconds are summed over the `n_cpus` this process may use: `busy_cpu_s` of everybody, `stolen_cpu_s` taken by
     the hypervisor, `ours_cpu_s` of the processes that do the measuring. `memory_stall_s` is Linux's pressure: time in
-    which something waited for memory.
+    which something waited for memory. `governor` and `governed_by` are Linux's cpufreq governor and its driver.
     """
 
     at_s: float
@@ -51,6 +63,9 @@ class Conditions:
     power_profile: str | None
     governor: str | None
     gpus: tuple[GpuConditions, ...] = ()
+    governed_by: str | None = None
+    swap_total_bytes: int | None = None
+    swap_free_bytes: int | None = None
 
 
 class DisturbanceKind(StrEnum):

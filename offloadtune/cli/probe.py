@@ -18,8 +18,9 @@ def probe(
     from offloadtune import pipeline, report  # noqa: PLC0415 - kept out of --help
     from offloadtune.cli import console  # noqa: PLC0415
 
+    now = pipeline.standing_now(rpc or ())
     machine, engine = pipeline.probe(rpc or (), measure=not quick)
     if json:
-        console.show_json(report.probe_json(machine, engine))
+        console.show_json(report.probe_json(machine, engine, now))
     else:
-        console.show(report.probe_view(machine, engine))
+        console.show(report.probe_view(machine, engine, now))

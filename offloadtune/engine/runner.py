@@ -121,16 +121,16 @@ class Runner:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process of the living worker, () where there is none."""
+        return (self._worker.pid,) if self._worker is not None and self._worker.is_alive else ()
+
     def close(self) -> None:
         """End the worker; what it held is free when this returns."""
         if self._worker is not None:
             self._worker.leave()
             self._forget()
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The worker's process, while there is one."""
-        return () if self._worker is None else (self._worker.pid,)
 
     def kill(self) -> None:
         """End the worker at once, in the middle of whatever it does."""

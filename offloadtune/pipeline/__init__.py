@@ -25,11 +25,11 @@ summing      all journals, in short
 benching     one run of the fixed script
 choosing     which settings it measures
 loading      how long the file takes to load, cold and warm
-watching     what else goes on in the machine meanwhile
 warming      whether an engine build ran here before
 trending     runs of a bench kept, and what they say over time
 staling      profiles that were made on something else than is here now
 gathering    a workload from a log of real requests
+watching     what else went on in the machine meanwhile
 interrupts   when Ctrl-C must wait
 
 Each name of `__all__` loads what it needs when it is first asked for: a plan is not to wait for what only sweeps use.
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from offloadtune.pipeline.benching import bench_file
     from offloadtune.pipeline.gathering import gather_workload
     from offloadtune.pipeline.planning import plan
-    from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe
+    from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe, standing_now
     from offloadtune.pipeline.shapes import card_names, quant_names, shape_names
     from offloadtune.pipeline.summing import history
     from offloadtune.pipeline.sweeping import sweep
@@ -71,6 +71,7 @@ __all__ = [
     "serve_stored",
     "server_command",
     "shape_names",
+    "standing_now",
     "sweep",
     "trends",
     "write_export",
@@ -91,6 +92,7 @@ _HOMES = {
     "probe": "probing",
     "quant_names": "shapes",
     "shape_names": "shapes",
+    "standing_now": "probing",
     "sweep": "sweeping",
     "trends": "trending",
 }

@@ -30,6 +30,7 @@ from offloadtune.errors import (
     OffloadTuneError,
 )
 from offloadtune.gguf import read_gguf
+from offloadtune.interference import standing
 from offloadtune.pipeline.checking import check_bench
 from offloadtune.pipeline.choosing import Chosen, choose
 from offloadtune.pipeline.guarding import GuardedRunner
@@ -40,7 +41,7 @@ from offloadtune.pipeline.sweeping import llama_arguments
 from offloadtune.pipeline.trending import keep_run
 from offloadtune.pipeline.warming import Warmth
 from offloadtune.pipeline.watching import Watch
-from offloadtune.probe import probe_host
+from offloadtune.probe import local_servers, probe_host, read_conditions
 from offloadtune.records import GgufFacts, Machine, Outcome, TrialResult
 from offloadtune.sweeps import Said
 from offloadtune.units import format_seconds
@@ -99,18 +100,20 @@ class Benching:
         self.skipped: dict[str, str] = {}
         self.loads: LoadTimes | None = None
         self.measures = bench.measures_of(request.workload)
-        self.is_interrupted = False
+        self.is_interrupted = self.is_too_busy = False
+        self.anchor: AnchorProcess | None = None
         self.last_reading: AnchorReading | None = None
         self.anchored_at_s = -_ANCHOR_BEAT_S
 
     def run(self) -> BenchRun:
         """Loads, then visits until all have enough of them, the budget ends or the user stops."""
         self._tell(f"Measuring with {self.chosen.settings_from}.")
+        for one in standing(read_conditions(self._pids())):
+            self._tell(one.words)
         n_threads = self.machine.host.cpu.n_physical_cores or self.machine.host.cpu.n_logical_cores
-        with AnchorProcess(n_threads) as self.anchor:
-            self.watch = Watch(lambda: (*self.runner.pids, self.anchor.pid), self.chosen.endpoints)
-            for words in self.watch.standing():
-                self._tell(words)
+        with AnchorProcess(n_threads) as anchor:
+            self.anchor = anchor
+            self.watch = Watch(self._pids)
             try:
                 self._measure()
             except KeyboardInterrupt:
@@ -171,7 +174,13 @@ class Benching:
         visit = opened.visit(
             measure.n_prefix_cached, measure.n_prompt_new, measure.n_steps, timeout_s=self._deadline_s()
         )
-        disturbed_by = tuple(one.words for one in self.watch.end())
+        found = self.watch.end()
+        disturbed_by = tuple(one.words for one in found if one.is_passing)
+        for words in [one.words for one in found if not one.is_passing]:
+            self._tell(words)
+        if self.watch.too_busy and not self.is_too_busy:
+            self.is_too_busy = True
+            self._tell(f"{self.watch.too_busy} Visits go on, and what is disturbed does not count.")
         one = BenchVisit(
             measure=measure.name,
             at_s=round(self._elapsed_s(), 3),
@@ -188,9 +197,14 @@ class Benching:
     def _anchor_reading(self) -> AnchorReading | None:
         """The anchor now, read anew when the last reading is older than two seconds."""
         if time.monotonic() - self.anchored_at_s > _ANCHOR_BEAT_S:
-            self.last_reading = self.anchor.read()
+            self.last_reading = self.anchor.read() if self.anchor else None
             self.anchored_at_s = time.monotonic()
         return self.last_reading
+
+    def _pids(self) -> tuple[int, ...]:
+        """The processes that do the measuring, besides this one; those of devices on this machine too."""
+        anchor = (self.anchor.pid,) if self.anchor else ()
+        return (*self.runner.pids, *anchor, *local_servers(self.chosen.endpoints))
 
     def _counting(self) -> list[BenchVisit]:
         return [one for one in self.visits if one.counts]

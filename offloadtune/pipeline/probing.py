@@ -7,12 +7,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from offloadtune import store
+from offloadtune.conditions import Disturbance
 from offloadtune.engine import Runner
 from offloadtune.errors import EngineError, EngineMissingError
 from offloadtune.gguf import read_gguf
+from offloadtune.interference import standing
 from offloadtune.pipeline.rebuilding import missing_backend, rebuild_line
 from offloadtune.plans import CacheCost
-from offloadtune.probe import probe_host
+from offloadtune.probe import local_servers, probe_host, read_conditions
 from offloadtune.records import EngineBuild, GgufFacts, Machine, Note, Settings
 
 _N_CTX_BLOCK = 256
@@ -36,6 +38,11 @@ def probe(endpoints: Sequence[str] = (), *, measure: bool = True) -> tuple[Machi
     if advice := missing_backend(machine, build):
         machine = Machine(host=host, devices=devices, notes=(Note(subject="devices", reason=advice),))
     return machine, build
+
+
+def standing_now(endpoints: Sequence[str] = ()) -> tuple[Disturbance, ...]:
+    """What stands against measuring now. To be asked before an engine of ours runs; a server at `endpoints` may."""
+    return standing(read_conditions(local_servers(endpoints)))
 
 
 def crash_path() -> Path:

@@ -1,21 +1,74 @@
-"""Watching."""
+"""Watching: what else went on in the machine during a stretch of work."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
-from offloadtune.conditions import Disturbance
+from offloadtune.conditions import Conditions, Disturbance, DisturbanceKind
+from offloadtune.interference import disturbances, is_too_busy
+from offloadtune.probe.conditions import read_conditions
+
+LEAST_S = 0.3
+"""The counters tick 100 times a second: of a shorter window they cannot tell another program from their own error."""
+
+_LONG_S = 1.0  # a shorter burst of others is over before the repeat
+
+Reader = Callable[[Sequence[int]], Conditions]
 
 
 class Watch:
-    def __init__(self, pids: Callable[[], Sequence[int]], endpoints: Sequence[str] = ()) -> None:
-        self._pids, self._endpoints = pids, endpoints
+    """Takes the conditions at both ends of each stretch of work, and tells what disturbed it.
 
-    def standing(self) -> tuple[str, ...]:
-        return ()
+    `pids` are the processes that do the work besides this one and its children: servers on this machine. A stretch
+    shorter than LEAST_S is judged together with those just before it. What does not pass does not spoil the stretch: it
+    is true of all of them, and told once. Never raises.
+    """
+
+    def __init__(self, pids: Callable[[], Sequence[int]], read: Reader = read_conditions) -> None:
+        self._pids, self._read = pids, read
+        self._before: deque[Conditions] = deque()
+        """Beginnings of the stretches that lie close together, the one under way last."""
+        self._ended_at_s: float | None = None
+        self._told: set[DisturbanceKind] = set()
+        self._since: Conditions | None = None
+        """Where the stretches began of which each was disturbed, up to the last; None when that one was not."""
+        self._until: Conditions | None = None
 
     def begin(self) -> None:
-        return
+        """A stretch of work begins now; one that was never ended is forgotten."""
+        self._ended_at_s, ended_at_s = None, self._ended_at_s
+        now = self._now()
+        if now is None or ended_at_s is None or now.at_s - ended_at_s >= LEAST_S:
+            self._before.clear()
+        if now is not None:
+            self._before.append(now)
 
     def end(self) -> tuple[Disturbance, ...]:
-        return ()
+        """What disturbed the stretch that ends now. What does not pass is told once."""
+        after = self._now()
+        if after is None or not self._before:
+            return ()
+        while len(self._before) > 1 and after.at_s - self._before[1].at_s >= LEAST_S:
+            self._before.popleft()
+        self._ended_at_s = after.at_s
+        found = disturbances(self._before[0], after)
+        fresh = tuple(one for one in found if one.is_passing or one.kind not in self._told)
+        self._told |= {one.kind for one in found if not one.is_passing}
+        is_disturbed = any(one.is_passing for one in found)
+        self._since, self._until = (self._since or self._before[0], after) if is_disturbed else (None, None)
+        return fresh
+
+    @property
+    def too_busy(self) -> str | None:
+        """Why repeats cannot help, a full sentence, where the last stretches were disturbed that much; None else."""
+        if self._since is None or self._until is None or self._until.at_s - self._since.at_s < _LONG_S:
+            return None
+        return is_too_busy(self._since, self._until)
+
+    def _now(self) -> Conditions | None:
+        """None where even asking fails: a watch must not end what it watches."""
+        try:
+            return self._read(tuple(self._pids()))
+        except Exception:  # noqa: BLE001
+            return None

@@ -2,29 +2,33 @@
 
 A door opened on another root replays a machine recorded there as plain files, and asks nothing of the machine it
 runs on: `proc/`, `sys/`, `etc/` as they stood, `<command>.txt` for what a command printed, `system.json` for the
-fields of `System`, `nvml.json` for what `read_nvml` returned.
+fields of `System`, `nvml.json` for what `read_nvml` and `read_nvml_moment` returned, `moment.json` for the fields of
+`Moment` where there is no /proc.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 
 from offloadtune.errors import ProbeError
-from offloadtune.probe.nvml import read_nvml
+from offloadtune.probe.nvml import read_nvml, read_nvml_moment
 
 T = TypeVar("T")
 
 COMMAND_DEADLINE_S = 2.0
+_USUAL_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,32 @@ class System:
     n_physical_cores: int | None = None
     total_bytes: int | None = None
     available_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What psutil tells of a moment, where no file does. CPU seconds and swapped bytes are since the start.
+
+    `our_cpu_s` maps our processes, their children among them, to their CPU seconds.
+    """
+
+    busy_cpu_s: float | None = None
+    our_cpu_s: Mapping[int, float] | None = None
+    total_bytes: int | None = None
+    available_bytes: int | None = None
+    swapped_bytes: int | None = None
+    swap_total_bytes: int | None = None
+    swap_free_bytes: int | None = None
+    on_battery: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """A process that takes connections at an address of this machine."""
+
+    address: str
+    port: int
+    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +118,49 @@ class Door:
         """The answers of the NVIDIA driver, in the shape `read_nvml` describes."""
         if not self.is_recorded:
             return read_nvml()
+        return self._recorded_nvml()
+
+    def nvml_moment(self) -> Mapping[str, Any]:
+        """The same about this moment, in the shape `read_nvml_moment` describes."""
+        return self._recorded_nvml() if self.is_recorded else read_nvml_moment()
+
+    def allowed_cpus(self) -> tuple[int, ...]:
+        """The CPUs this process may run on."""
+        return self._recorded_system().allowed_cpus if self.is_recorded else _allowed_cpus()
+
+    @property
+    def page_bytes(self) -> int:
+        return _USUAL_PAGE_BYTES if self.is_recorded else mmap.PAGESIZE
+
+    def moment(self, ours: Sequence[int]) -> Moment:
+        """What psutil tells now; `ours` are processes of ours besides this one."""
+        if self.is_recorded:
+            fields = json.loads(self.text("moment.json") or "{}")
+            ours_ = {int(pid): cpu_s for pid, cpu_s in fields.pop("our_cpu_s", {}).items()}
+            return Moment(**fields, our_cpu_s=ours_ or None)
+        return _live_moment(self.allowed_cpus(), (os.getpid(), *ours))
+
+    def process_name(self, pid: int) -> str | None:
+        """None for a process that is not seen from here: it has ended, or runs outside of this container."""
+        if self.is_recorded:
+            return (self.text(f"/proc/{pid}/comm") or "").strip() or None
+        return _unless_refused(lambda: psutil.Process(pid).name())
+
+    def addresses(self) -> frozenset[str]:
+        """The addresses of this machine's network cards."""
+        cards = {} if self.is_recorded else _unless_refused(psutil.net_if_addrs) or {}
+        return frozenset(one.address for card in cards.values() for one in card)
+
+    def listeners(self) -> tuple[Listener, ...]:
+        """Who listens for TCP connections here, as far as the system tells this user."""
+        open_ = () if self.is_recorded else _unless_refused(lambda: psutil.net_connections("tcp")) or ()
+        return tuple(
+            Listener(address=one.laddr.ip, port=one.laddr.port, pid=one.pid)
+            for one in open_
+            if one.status == psutil.CONN_LISTEN and one.pid and one.laddr
+        )
+
+    def _recorded_nvml(self) -> Mapping[str, Any]:
         answers = json.loads(self.text("nvml.json") or '{"error": "NotRecorded"}')
         return answers if isinstance(answers, dict) else {"error": "NotRecorded"}
 
@@ -116,6 +189,47 @@ def _live_system() -> System:
         total_bytes=memory.total if memory else None,
         available_bytes=memory.available if memory else None,
     )
+
+
+def _live_moment(cpus: Sequence[int], pids: Sequence[int]) -> Moment:
+    memory, swap = _unless_refused(psutil.virtual_memory), _unless_refused(psutil.swap_memory)
+    battery = _unless_refused(getattr(psutil, "sensors_battery", lambda: None))
+    tells_swapping = swap is not None and sys.platform != "win32"  # there psutil says 0 for "not told"
+    return Moment(
+        busy_cpu_s=_unless_refused(lambda: _busy_cpu_s(cpus)),
+        our_cpu_s=_unless_refused(lambda: _our_cpu_s(pids)),
+        total_bytes=memory.total if memory else None,
+        available_bytes=memory.available if memory else None,
+        swapped_bytes=swap.sin + swap.sout if swap and tells_swapping else None,
+        swap_total_bytes=swap.total if swap else None,
+        swap_free_bytes=swap.free if swap else None,
+        on_battery=None if battery is None or battery.power_plugged is None else not battery.power_plugged,
+    )
+
+
+def _busy_cpu_s(cpus: Sequence[int]) -> float | None:
+    per_cpu = psutil.cpu_times(percpu=True)
+    if not cpus or max(cpus) >= len(per_cpu):
+        return None
+    return sum(
+        getattr(per_cpu[cpu], name, 0.0) for cpu in cpus for name in ("user", "nice", "system", "irq", "softirq")
+    )
+
+
+def _our_cpu_s(pids: Sequence[int]) -> dict[int, float]:
+    """A process that has ended meanwhile is left out; what its parent waited for stands with the parent."""
+    trees = [_unless_refused(partial(_tree, pid)) or [] for pid in pids]
+    times = {one.pid: _unless_refused(one.cpu_times) for tree in trees for one in tree}
+    return {
+        pid: sum(getattr(one, name, 0.0) for name in ("user", "system", "children_user", "children_system"))
+        for pid, one in times.items()
+        if one is not None
+    }
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
 
 
 def _allowed_cpus() -> tuple[int, ...]:

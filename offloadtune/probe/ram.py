@@ -30,19 +30,20 @@ class Module:
 def read_ram(door: Door, system: System) -> tuple[Ram, tuple[Note, ...]]:
     """Memory without its measured speed, and a Note for each field that stays None."""
     meminfo = parse_meminfo(door.text("/proc/meminfo") or "")
-    total_bytes = meminfo.get("MemTotal", system.total_bytes)
-    available_bytes = meminfo.get("MemAvailable", system.available_bytes)
-    if not total_bytes or available_bytes is None:
+    memory = usable_memory(
+        door, meminfo.get("MemTotal", system.total_bytes), meminfo.get("MemAvailable", system.available_bytes)
+    )
+    if memory is None:
         message = "The operating system does not say how much memory this machine has."
         raise ProbeError(message, hint="report this, please, with the name of your system")
-    bounds = memory_bounds(door)
+    total_bytes, available_bytes = memory
     modules = parse_modules(door.command("udevadm", "info", "-q", "property", "-p", DMI_FOLDER) or "")
     kind = _kind(modules, system)
     configured_mt_per_s = _configured_mt_per_s(modules, system)
     n_modules = len(modules) or _no_modules("ram.n_modules", system)
     ram = Ram(
-        total_bytes=min((total_bytes, *(bound.limit_bytes for bound in bounds))),
-        available_bytes=min((available_bytes, *(bound.available_bytes for bound in bounds))),
+        total_bytes=total_bytes,
+        available_bytes=available_bytes,
         kind=known(kind),
         configured_mt_per_s=known(configured_mt_per_s),
         n_modules=known(n_modules),
@@ -50,6 +51,17 @@ def read_ram(door: Door, system: System) -> tuple[Ram, tuple[Note, ...]]:
         n_threads_read=None,
     )
     return ram, notes_in(kind, configured_mt_per_s, n_modules)
+
+
+def usable_memory(door: Door, total_bytes: int | None, available_bytes: int | None) -> tuple[int, int] | None:
+    """What this process's groups leave of the machine's total and available memory, None when that is not known."""
+    if not total_bytes or available_bytes is None:
+        return None
+    bounds = memory_bounds(door)
+    return (
+        min((total_bytes, *(bound.limit_bytes for bound in bounds))),
+        min((available_bytes, *(bound.available_bytes for bound in bounds))),
+    )
 
 
 def parse_meminfo(text: str) -> Mapping[str, int]:

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from offloadtune.conditions import Disturbance
 from offloadtune.plans import CacheCost
 from offloadtune.records import (
     Device,
@@ -40,8 +41,8 @@ from offloadtune.units import (
 _SHOWN_SETTINGS = ("n_gpu_layers", "n_ctx", "n_batch", "n_ubatch", "n_threads", "n_threads_batch", "flash_attn_type")
 
 
-def probe_view(machine: Machine, engine: EngineBuild | None) -> RenderableType:
-    """The machine as probed, with the reasons for what is unknown."""
+def probe_view(machine: Machine, engine: EngineBuild | None, now: Sequence[Disturbance] = ()) -> RenderableType:
+    """The machine as probed, with the reasons for what is unknown, and what stands against measuring `now`."""
     table = _facts_table()
     cpu, ram = machine.host.cpu, machine.host.ram
     table.add_row("machine", machine.machine_id)
@@ -57,6 +58,8 @@ def probe_view(machine: Machine, engine: EngineBuild | None) -> RenderableType:
         if gpu not in joined:
             missing = " - the engine lists no device at its address" if machine.devices else ""
             table.add_row(f"nvidia {gpu.index}", f"{gpu.name}{_nvml_words(gpu)}{missing}")
+    for title, one in zip(("now", *[""] * len(now)), now, strict=False):
+        table.add_row(title, one.words)
     notes = [Text(f"{note.subject}: {note.reason}", style="dim") for note in (*machine.host.notes, *machine.notes)]
     return Group(table, *notes)
 

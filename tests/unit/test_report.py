@@ -33,6 +33,7 @@ from sample_records import (
 )
 
 from offloadtune.cli import console
+from offloadtune.conditions import Disturbance, DisturbanceKind
 from offloadtune.plans import CacheCost
 from offloadtune.records import Outcome, Target, Trial
 from offloadtune.report import (
@@ -57,6 +58,12 @@ EMPTY = dataclasses.replace(
 )
 
 
+NOW = (
+    Disturbance(kind=DisturbanceKind.BATTERY, words="The machine is on battery.", is_passing=False),
+    Disturbance(kind=DisturbanceKind.GPU_PROCESS, words="Other programs hold 6 GiB: [red]x.", is_passing=True),
+)
+
+
 def screen(view: RenderableType) -> str:
     """`view` as a terminal of 100 columns shows it, without its colours."""
     stream = io.StringIO()
@@ -70,6 +77,7 @@ def screen(view: RenderableType) -> str:
     ("name", "view"),
     [
         ("probe", lambda: probe_view(MACHINE, ENGINE)),
+        ("probe_now", lambda: probe_view(MACHINE, ENGINE, NOW)),
         ("probe_without_cuda", lambda: probe_view(dataclasses.replace(MACHINE, devices=(CPU,)), ENGINE)),
         ("probe_unknowns", lambda: probe_view(BARE_MACHINE, None)),
         ("inspect", lambda: inspect_view(FACTS, CACHE)),
@@ -172,6 +180,9 @@ def test_the_probe_has_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert value["engine"]["build_id"] == ENGINE.build_id
     assert [device["name"] for device in value["devices"]] == ["CUDA0", "CPU"]
     assert value["host"]["ram"]["total_bytes"] == MACHINE.host.ram.total_bytes
+    assert value["now"] == []
+    now = strict(probe_json(MACHINE, ENGINE, NOW), capsys)["now"]
+    assert now[0] == {"kind": "battery", "words": "The machine is on battery.", "is_passing": False}
     bare = strict(probe_json(BARE_MACHINE, None), capsys)
     assert (bare["engine"], bare["devices"]) == (None, None)
     assert {note["subject"] for note in bare["notes"]} == {"devices"}
