@@ -157,9 +157,7 @@ class MeasureFigures:
     """What the visits of one measure that count say.
 
     `ttft_s` runs from text to first token, `phase_fracs` are the median shares of its phases in that; `step_s` is from
-    one token to the next, over all visits. `normalised_ttft_s` and `normalised_step_s` are the medians as they would be
-    had the anchor always read as in the median of this run; what stays of their scatter is not the machine's.
-    `n_outliers` visits lie far from the rest; they count all the same.
+    one token to the next, over all visits. `n_outliers` visits lie far from the rest; they count all the same.
     """
 
     measure: Measure
@@ -172,8 +170,6 @@ class MeasureFigures:
     first_decode_s: float
     step_s: Quantiles
     decode_tok_per_s: float
-    normalised_ttft_s: float | None
-    normalised_step_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,12 @@ class NothingWorksError(OffloadTuneError):
     exit_code = 3
 
 
+class RegressionError(OffloadTuneError):
+    """A bench ran slower than those before it, outside the noise."""
+
+    exit_code = 4
+
+
 class ProbeError(OffloadTuneError):
     """The machine could not be read at all."""
 
@@ -104,6 +110,7 @@ EXIT_CODES: dict[int, str] = {
     1: "a mistake of offloadtune itself; please report it",
     UsageError.exit_code: "an option or argument has a value that cannot be meant",
     NothingWorksError.exit_code: "every trial failed; nothing can be recommended",
+    RegressionError.exit_code: "a bench ran slower than before, outside the noise",
     ProbeError.exit_code: "the machine could not be read",
     GgufError.exit_code: "the model file is missing, unreadable, cut short or not a text-generating GGUF",
     BudgetError.exit_code: "the time or memory allowed is too small for one trial",

@@ -2,6 +2,9 @@
 
 script   what is measured, and which measure is visited next
 figures  from visits to P50 and P95, and what is to be said of them
+trend    runs over time, and whether the newest is slower than those before it
+changes  what changed between two of them
+student  the law of how far an unchanged run may stray
 """
 
 from offloadtune.bench.figures import figures_of, main_time_s, notes_of, quantiles

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from offloadtune import stats
-from offloadtune.benches import AnchorReading, BenchRun, BenchVisit, Measure, MeasureFigures, MeasureKind, Quantiles
+from offloadtune.benches import BenchRun, Measure, MeasureFigures, MeasureKind, Quantiles
 from offloadtune.records import Visit
 from offloadtune.units import format_count
 
@@ -60,8 +59,6 @@ def _figures(run: BenchRun, measure: Measure) -> MeasureFigures:
         first_decode_s=statistics.median(one.first_decode_ns for one in times) / 1e9,
         step_s=quantiles(steps),
         decode_tok_per_s=1 / statistics.median(one.token_s for one in times),
-        normalised_ttft_s=_normalised(run, visits, lambda visit: visit.ttft_s, lambda anchor: anchor.multiply_ns),
-        normalised_step_s=_normalised(run, visits, lambda visit: visit.token_s, lambda anchor: anchor.stream_ns),
     )
 
 
@@ -94,26 +91,12 @@ def _phase_fracs(visits: Sequence[Visit]) -> tuple[float, ...]:
     )
 
 
-def _normalised(
-    run: BenchRun,
-    visits: Sequence[BenchVisit],
-    time_s: Callable[[Visit], float],
-    anchor_ns: Callable[[AnchorReading], int],
-) -> float | None:
-    """Median of time over anchor, in seconds at the run's median anchor; None where a visit has none."""
-    anchors = [anchor_ns(one.anchor) for one in run.visits if one.anchor]
-    logs = [math.log(time_s(one.visit) / anchor_ns(one.anchor)) for one in visits if one.anchor]
-    if len(logs) < len(visits):
-        return None
-    return math.exp(statistics.median(logs)) * statistics.median(anchors)
-
-
 def _disturbance_notes(run: BenchRun) -> Iterator[str]:
     disturbed = [one for one in run.visits if one.disturbed_by]
     if not disturbed:
         return
-    n_replaced = format_count(len(disturbed), "visit")
-    first = disturbed[0].disturbed_by[0]
-    yield f"{n_replaced} of {len(run.visits)} were disturbed, do not count and were repeated: {first}"
+    n, first = len(disturbed), disturbed[0].disturbed_by[0]
+    were = "was disturbed, does not count and was" if n == 1 else "were disturbed, do not count and were"
+    yield f"{n} of {format_count(len(run.visits), 'visit')} {were} repeated: {first}"
     if len(disturbed) > _DISTURBED_MUCH_FRAC * len(run.visits):
         yield "The machine was too busy to be measured well: end what else runs, and bench again."

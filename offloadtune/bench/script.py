@@ -89,6 +89,8 @@ def expected_s(measure: Measure, attempts: Sequence[Attempt]) -> float:
 
 def too_dear(measure: Measure, attempts: Sequence[Attempt], budget_s: float) -> str:
     """Why a measure that the context allows was never visited."""
+    if not attempts:
+        return "No time was left after loading and warming up."
     expected = expected_s(measure, attempts)
     factor = max(2, math.ceil(2 * expected / max(budget_s, 1)))
     return f"The time was too short: it takes about {expected:.0f} s. Allow {factor} times the budget."

@@ -26,7 +26,8 @@ benching     one run of the fixed script
 choosing     which settings it measures
 loading      how long the file takes to load, cold and warm
 warming      whether an engine build ran here before
-trending     the memory of runs
+trending     runs of a bench kept, and what they say over time
+staling      profiles that were made on something else than is here now
 gathering    a workload from a log of real requests
 watching     what else went on in the machine meanwhile
 rows         llama-bench's tests, and the rows of others
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from offloadtune.pipeline.shapes import card_names, quant_names, shape_names
     from offloadtune.pipeline.summing import history
     from offloadtune.pipeline.sweeping import sweep
+    from offloadtune.pipeline.trending import check_trends, keep_run, trends
     from offloadtune.pipeline.using import export_stored, recommend_stored, serve_stored, server_command, write_export
 
 __all__ = [
@@ -57,12 +59,14 @@ __all__ = [
     "bench_rows",
     "cache_cost",
     "card_names",
+    "check_trends",
     "crash_path",
     "export_stored",
     "gather_workload",
     "history",
     "import_rows",
     "inspect",
+    "keep_run",
     "plan",
     "plan_lines",
     "probe",
@@ -75,6 +79,7 @@ __all__ = [
     "standing_now",
     "stored_rows",
     "sweep",
+    "trends",
     "write_export",
 ]
 
@@ -83,11 +88,13 @@ _HOMES = {
     "bench_rows": "rows",
     "cache_cost": "probing",
     "card_names": "shapes",
+    "check_trends": "trending",
     "crash_path": "probing",
     "gather_workload": "gathering",
     "history": "summing",
     "import_rows": "rows",
     "inspect": "probing",
+    "keep_run": "trending",
     "plan": "planning",
     "plan_lines": "batches",
     "probe": "probing",
@@ -97,6 +104,7 @@ _HOMES = {
     "standing_now": "probing",
     "stored_rows": "rows",
     "sweep": "sweeping",
+    "trends": "trending",
 }
 """Modules of the names above; the others are in `using`."""
 

@@ -28,6 +28,7 @@ from offloadtune.errors import (
     InterruptedSweepError,
     NothingWorksError,
     OffloadTuneError,
+    UsageError,
 )
 from offloadtune.gguf import read_gguf
 from offloadtune.interference import standing
@@ -101,6 +102,7 @@ class Benching:
         self.loads: LoadTimes | None = None
         self.measures = bench.measures_of(request.workload)
         self.is_interrupted = self.is_too_busy = False
+        self.n_ctx: int | None = None
         self.anchor: AnchorProcess | None = None
         self.last_reading: AnchorReading | None = None
         self.anchored_at_s = -_ANCHOR_BEAT_S
@@ -131,6 +133,7 @@ class Benching:
         trial = self.chosen.trial
         self.loads = time_loads(self.runner, self.facts, trial, self._remaining_s(), self._deadline_s())
         with self.runner.opened(trial, timeout_s=self._deadline_s()) as opened:
+            self.n_ctx = opened.n_ctx
             for measure in self.measures:
                 if why := bench.too_long(measure, opened.n_ctx):
                     self.skipped[measure.name] = why
@@ -247,8 +250,11 @@ class Benching:
             message = "The machine is too busy to be measured: every visit was disturbed."
             first = next(one.disturbed_by[0] for one in self.visits if one.disturbed_by)
             return BusyError(message, hint=f"end what else runs and try again ({first.rstrip('.')})")
-        message = f"Nothing of the script could be measured: {next(iter(self.skipped.values()), 'no time was left')}"
-        return BudgetError(message, hint="allow more with --n-ctx or --budget")
+        if self.n_ctx is not None and all(bench.too_long(measure, self.n_ctx) for measure in self.measures):
+            message = f"A context of {self.n_ctx} holds nothing of the script."
+            return UsageError(message, hint="open a larger one: --n-ctx 2304")
+        message = f"The budget of {format_seconds(self.request.budget_s)} was used up before anything was measured."
+        return BudgetError(message, hint=f"allow more time: --budget {round(self.request.budget_s * 4)}s")
 
     def _tell(self, text: str) -> None:
         self.listen(Said(text=text))

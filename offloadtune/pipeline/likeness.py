@@ -27,10 +27,14 @@ class Here:
     host: Host
     build_id: str | None
 
+    def is_on(self, host: Host) -> bool:
+        """Whether `host` is this computer with its cards."""
+        return _computer(host) == _computer(self.host) and not _differ(host, self.host, lambda gpu: gpu.name)
+
     def unlike(self, header: store.SweepHeader) -> Unlike | None:
         """The first thing that keeps the sweep from speaking for what is here, None where nothing does."""
         host = header.machine.host
-        if _computer(host) != _computer(self.host) or _differ(host, self.host, lambda gpu: gpu.name):
+        if not self.is_on(host):
             return Unlike.MACHINE
         if header.ruler != store.RULER:
             return Unlike.RULER

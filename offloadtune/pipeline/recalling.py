@@ -142,7 +142,7 @@ def _notes(stored: StoredSweep, space: search.Space) -> Iterator[str]:
     header = stored.header
     if space.goal is not header.goal:
         yield f"The search went after {header.goal}: one that goes after {space.goal} may find better settings."
-    options = " ".join(_limits(header))
+    options = " ".join(limit_options(header))
     if options:
         yield f"Measured with {options}."
     if stored.is_under_way:
@@ -152,7 +152,7 @@ def _notes(stored: StoredSweep, space: search.Space) -> Iterator[str]:
         yield f"That sweep was killed before its end{go_on}."
 
 
-def _limits(header: store.SweepHeader) -> Iterator[str]:
+def limit_options(header: store.SweepHeader) -> Iterator[str]:
     """The options that narrowed what was tried."""
     yield from (f"--set {name}={value}" for name, value in header.fixed.items())
     if header.limit_bytes is not None:

@@ -5,14 +5,27 @@ from offloadtune.report.json_values import history_json, inspect_json, probe_jso
 from offloadtune.report.plans import plan_line_json, plan_report_json, plan_view
 from offloadtune.report.stored import history_view, recall_view
 from offloadtune.report.terminal import headline, inspect_view, probe_view, sweep_view
+from offloadtune.report.trends import (
+    checks_json,
+    checks_view,
+    imported_json,
+    imported_view,
+    regression_words,
+    trends_json,
+    trends_view,
+)
 from offloadtune.report.workloads import workload_json, workload_view
 
 __all__ = [
     "bench_json",
     "bench_view",
+    "checks_json",
+    "checks_view",
     "headline",
     "history_json",
     "history_view",
+    "imported_json",
+    "imported_view",
     "inspect_json",
     "inspect_view",
     "plan_line_json",
@@ -22,8 +35,11 @@ __all__ = [
     "probe_view",
     "recall_json",
     "recall_view",
+    "regression_words",
     "sweep_json",
     "sweep_view",
+    "trends_json",
+    "trends_view",
     "visit_words",
     "workload_json",
     "workload_view",

@@ -135,7 +135,7 @@ def _sample_lines(figures: Sequence[MeasureFigures]) -> Iterator[str]:
     """Where samples were too few or looked odd."""
     reasons = dict.fromkeys(one.ttft_s.reason for one in figures if one.ttft_s.reason)
     if reasons:
-        yield next(iter(reasons))
+        yield f"P95: {next(iter(reasons))}"
     for one in figures:
         if one.n_outliers:
             outliers = format_count(one.n_outliers, "visit")

@@ -23,8 +23,8 @@ def probe_json(machine: Machine, engine: EngineBuild | None, now: Sequence[Distu
 
     `now` lists what stands against measuring, each with its kind, a sentence, and whether it passes.
     """
-    value = {"machine_id": machine.machine_id, **_plain(machine), "engine": _plain(engine)}
-    value["now"] = [_plain(one) for one in now]
+    value = {"machine_id": machine.machine_id, **plain(machine), "engine": plain(engine)}
+    value["now"] = [plain(one) for one in now]
     for device, described in zip(machine.devices or (), value["devices"] or (), strict=True):
         gpu = machine.nvml_of(device)
         described["nvml_index"] = gpu.index if gpu else None
@@ -33,14 +33,14 @@ def probe_json(machine: Machine, engine: EngineBuild | None, now: Sequence[Distu
 
 def inspect_json(facts: GgufFacts, cache: CacheCost | None) -> dict[str, Any]:
     """The header's facts; of the tensor table its sums and the largest. Cache costs are null for an absurd header."""
-    value: dict[str, Any] = _plain(facts)
+    value: dict[str, Any] = plain(facts)
     value["n_tensors"] = len(facts.tensors)
     value["tensor_bytes"] = facts.tensor_bytes
-    value["key_values"] = _plain(dict(facts.key_values))
+    value["key_values"] = plain(dict(facts.key_values))
     value["type_bytes"] = dict(facts.type_bytes)
     value["kv_cache_bytes_per_token"] = cache.bytes_per_token if cache else None
     value["kv_cache_fixed_bytes"] = cache.fixed_bytes if cache else None
-    value["biggest_tensors"] = [_plain(tensor) for tensor in largest_tensors(facts)]
+    value["biggest_tensors"] = [plain(tensor) for tensor in largest_tensors(facts)]
     del value["tensors"]
     return value
 
@@ -50,7 +50,7 @@ def sweep_json(report: SweepReport) -> dict[str, Any]:
     outcomes = Counter(result.outcome for result in report.results)
     return {
         "machine_id": report.machine.machine_id,
-        "engine": _plain(report.engine),
+        "engine": plain(report.engine),
         "gguf": {
             "identity": report.facts.gguf_id,
             "sha256": report.sha256,
@@ -123,7 +123,7 @@ def _journal(one: JournalSummary | UnreadableJournal) -> dict[str, Any]:
         "gguf_path": str(one.gguf_path),
         "machine_id": one.machine_id,
         "engine_version": one.engine_version,
-        "workload": _plain(one.workload),
+        "workload": plain(one.workload),
         "goal": one.goal.value,
         "target": one.target.value,
         "n_ctx": one.n_ctx,
@@ -138,14 +138,14 @@ def _journal(one: JournalSummary | UnreadableJournal) -> dict[str, Any]:
 def _recommended(answer: Recommendation) -> dict[str, Any]:
     by_name = {one.against: one for one in answer.versus}
     return {
-        "settings": _plain(answer.trial.settings),
+        "settings": plain(answer.trial.settings),
         "target": answer.trial.target.value,
         "goal": answer.goal.value,
-        "workload": _plain(answer.workload),
+        "workload": plain(answer.workload),
         **_figures(answer.figures),
         "peak_bytes": {**dict(answer.peak_bytes), "host_rss": answer.host_peak_rss_bytes},
         "verdict_vs_default": _verdict(by_name.get("default")),
-        "versus": {name: _plain(one) for name, one in by_name.items()},
+        "versus": {name: plain(one) for name, one in by_name.items()},
         "reasons": list(answer.reasons),
         "evidence_trial_ids": list(answer.evidence_trial_ids),
     }
@@ -156,18 +156,18 @@ def _verdict(comparison: Comparison | None) -> str | None:
 
 
 def _figures(figures: Figures) -> dict[str, Any]:
-    value: dict[str, Any] = _plain(figures)
+    value: dict[str, Any] = plain(figures)
     return value
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON value of records, paths, enums and what they hold; infinity and not-a-number become null, which JSON has."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, StrEnum):

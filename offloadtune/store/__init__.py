@@ -1,4 +1,4 @@
-"""What is kept between runs: a journal for each sweep, rows of llama-bench, and small facts that are dear to find.
+"""What is kept between runs: sweeps' journals, trends of benches, llama-bench's rows, facts that are dear to find.
 
 Rejected: one SQLite file (one corruption loses every sweep, migrations in SQL); a journal can be read with `less`.
 """
@@ -10,17 +10,22 @@ from offloadtune.store.journal import RULER, Journal, JournalContent, SweepHeade
 from offloadtune.store.lock import Owner, measuring_alone, owner_now
 from offloadtune.store.rows import StoredRows, append_rows, keep_imported, machine_of, read_stored_rows
 from offloadtune.store.soundness import check_settings
+from offloadtune.store.trends import TREND_FORMAT, BrokenLine, TrendContent, append_run, read_runs, trend_paths
 
 __all__ = [
     "FORMAT",
     "RULER",
+    "TREND_FORMAT",
+    "BrokenLine",
     "FactFile",
     "Journal",
     "JournalContent",
     "Owner",
     "StoredRows",
     "SweepHeader",
+    "TrendContent",
     "append_rows",
+    "append_run",
     "check_settings",
     "data_dir",
     "from_json",
@@ -32,6 +37,8 @@ __all__ = [
     "profiles_dir",
     "read_header",
     "read_journal",
+    "read_runs",
     "read_stored_rows",
     "to_json",
+    "trend_paths",
 ]

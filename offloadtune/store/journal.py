@@ -166,7 +166,7 @@ def read_header(path: Path) -> SweepHeader:
     """The header alone, from the first line of a journal. Raises StoreError as `read_journal` does."""
     try:
         with path.open("rb") as stream:
-            line = _parsed(stream.readline())
+            line = parsed(stream.readline())
     except OSError as error:
         raise _cannot_read(path, error) from None
     except (ValueError, RecursionError):
@@ -201,7 +201,7 @@ def _cannot_read(path: Path, error: OSError) -> StoreError:
     return StoreError(message, hint="check the path and its permissions")
 
 
-def _parsed(text: bytes) -> Any:
+def parsed(text: bytes) -> Any:
     """JSON whose whole numbers have at most 64 bits, as all that are measured. Raises ValueError, RecursionError."""
     return json.loads(text, parse_int=_parsed_int)
 
@@ -221,7 +221,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     lines = []
     for i, text in enumerate(raw[:-1]):  # what follows the last newline is torn or empty
         try:
-            line = _parsed(text)
+            line = parsed(text)
             lines.append({"kind": str(line["kind"]), "value": line["value"]})
         except (ValueError, TypeError, KeyError, RecursionError):
             message = f"{path} is damaged at line {i + 1}."

@@ -35,7 +35,10 @@ def offered(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("offloadtune ", ["probe", "inspect", "plan", "workload", "sweep", "recommend", "history", "export", "apply"]),
+        (
+            "offloadtune ",
+            ["probe", "inspect", "plan", "workload", "sweep", "bench", "recommend", "history", "export", "apply"],
+        ),
         ("offloadtune rec", ["recommend"]),
         ("offloadtune sweep --workload ", list(WORKLOADS)),
         ("offloadtune recommend --goal t", [goal.value for goal in Goal if goal.startswith("t")]),
