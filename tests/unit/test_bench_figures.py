@@ -87,7 +87,8 @@ def test_a_measure_without_visits_has_no_figures() -> None:
 def test_disturbed_visits_are_told() -> None:
     run = with_visit(bench_run(), disturbed_by=("Other programs took 1.0 of 2 CPUs.",))
     told = [note for note in notes_of(run) if "disturbed" in note]
-    assert told == ["1 visit of 37 were disturbed, do not count and were repeated: Other programs took 1.0 of 2 CPUs."]
+    words = "was disturbed, does not count and was repeated: Other programs took 1.0 of 2 CPUs."
+    assert told == [f"1 of 37 visits {words}"]
 
 
 def test_a_run_without_an_anchor_says_so() -> None:
