@@ -91,7 +91,7 @@ def decide(
         raise ValueError(f"looks are due after every {n_pairs_a_look} pairs, not after {len(logs)}")
     confidence_frac = look_confidence_frac(i_look, n_planned_looks, rule)
     ratio = estimate_from_logs(logs, confidence_frac)
-    verdict, is_decided = verdict_of(ratio, noise_frac, confidence_frac)
+    verdict, is_decided = verdict_of(ratio, noise_frac)
     return Decision(
         i_look=i_look,
         n_planned_looks=n_planned_looks,
