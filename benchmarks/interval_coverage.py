@@ -37,6 +37,8 @@ FALSE_FASTER = 0.05
 N_FINALISTS = 4
 N_PAIRS_BY_RANKS = 6
 _SEED = 20261130
+_MORE_SERIES = 4
+"""As many for the ratio, whose promise at 8 pairs, 96.1 %, is nearer to its bar than 2000 series can tell."""
 
 
 @dataclass(kw_only=True)
@@ -104,7 +106,7 @@ def ratio_bars(noise: Noise, n_series: int) -> Iterator[Bar]:
     """The interval of B over A, and how often B is called faster though nothing is."""
     for n_pairs in (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 20, 28, 35, 40):
         found = []
-        for _ in range(n_series):
+        for _ in range(_MORE_SERIES * n_series):
             pairs = noise.rounds(n_pairs, 2)
             found.append(stats.compare_pairs(pairs[:, 0].tolist(), pairs[:, 1].tolist(), 0.0))
         covered = statistics.fmean(one.ratio.low <= 1 <= one.ratio.high for one in found)

@@ -23,7 +23,7 @@ from offloadtune.pipeline.rebuilding import rebuild_words
 from offloadtune.pipeline.resuming import earlier_header, open_journal
 from offloadtune.pipeline.spaces import SelfTestMemory, space_of, wanted_n_ctx
 from offloadtune.probe import probe_host
-from offloadtune.recommend import is_settled, plan_looks, recommend
+from offloadtune.recommend import N_ROUNDS_LEAST, is_settled, plan_looks, recommend
 from offloadtune.records import (
     GgufFacts,
     Machine,
@@ -39,7 +39,6 @@ from offloadtune.sweeps import Listener, RoundFinished, Said, SweepRequest, Tria
 _N_STEPS = 32
 _ROUND_MARGIN = 1.5
 _TRIAL_SHARE = 0.4
-_N_ROUNDS_LEAST = 3
 
 
 class Measuring:
@@ -200,7 +199,7 @@ class Measuring:
             return False
         n_ctx_needed = self.request.workload.n_ctx_needed  # what refuses for want of context takes no time
         next_s = statistics.median(r.duration_s for r in self.results if r.trial.settings.n_ctx >= n_ctx_needed)
-        rounds_s = _N_ROUNDS_LEAST * self._round_s(search.finalists(self.space, self.results))
+        rounds_s = N_ROUNDS_LEAST * self._round_s(search.finalists(self.space, self.results))
         return self._remaining_s() - next_s < rounds_s
 
     def _round_s(self, finalists: Sequence[Trial]) -> float:

@@ -8,10 +8,11 @@ reasons    why, in sentences
 
 from offloadtune.recommend.answer import is_settled, n_changes, recommend
 from offloadtune.recommend.evidence import Round, counted_visits, figures
-from offloadtune.recommend.looks import N_ROUNDS_A_LOOK, plan_looks
+from offloadtune.recommend.looks import N_ROUNDS_A_LOOK, N_ROUNDS_LEAST, plan_looks
 
 __all__ = [
     "N_ROUNDS_A_LOOK",
+    "N_ROUNDS_LEAST",
     "Round",
     "counted_visits",
     "figures",

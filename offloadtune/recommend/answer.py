@@ -38,7 +38,6 @@ def recommend(
     versus = tuple(
         case.compare(name, settings, choice.chosen) for name, settings in _compared(case, choice.chosen).items()
     )
-    n_tied = len(choice.tied) if choice.chosen != choice.best else 1
     return Recommendation(
         goal=space.goal,
         workload=space.workload,
@@ -47,7 +46,7 @@ def recommend(
         peak_bytes=result.device_peak_bytes,
         host_peak_rss_bytes=result.host_peak_rss_bytes,
         versus=versus,
-        reasons=tuple(reasons(case, result, versus, n_tied=n_tied)),
+        reasons=tuple(reasons(case, result, versus, best=choice.best, n_tied=len(choice.tied))),
         evidence_trial_ids=tuple(case.feasible[settings].trial.trial_id for settings in choice.entrants),
     )
 
@@ -55,7 +54,7 @@ def recommend(
 def is_settled(space: Space, results: Sequence[TrialResult], rounds: Sequence[Round], *, n_looks: int) -> bool:
     """Whether no more rounds are due: the looks are used up, or this one decides all that is said of the best.
 
-    That is the comparison with each baseline, and of the two best with each other.
+    That is the comparison with each baseline and with the fastest, and of the two fastest with each other.
     """
     n_rounds = len(rounds)
     if n_rounds >= n_looks * N_ROUNDS_A_LOOK:
@@ -66,9 +65,10 @@ def is_settled(space: Space, results: Sequence[TrialResult], rounds: Sequence[Ro
     choice = _choose(case)
     if choice is None:
         return False
-    pairs = [(settings, choice.chosen) for settings in _compared(case, choice.chosen).values()]
     best, *others = sorted(choice.entrants, key=case.rank)
-    pairs += [(second, best) for second in others[:1] if case.rank(second)[0] == case.rank(best)[0]]
+    pairs = {(settings, choice.chosen) for settings in _compared(case, choice.chosen).values()}
+    pairs |= {(choice.chosen, best)}
+    pairs |= {(second, best) for second in others[:1] if case.rank(second)[0] == case.rank(best)[0]}
     return all(case.pairs(other, ours).is_decided for other, ours in pairs if other != ours)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from offloadtune import stats
-from offloadtune.recommend.looks import confidence_at
+from offloadtune.recommend.looks import N_ROUNDS_LEAST, confidence_at
 from offloadtune.records import Comparison, Estimate, Figures, Goal, Settings, TrialResult, Verdict, Visit, Workload
 from offloadtune.search import Space, candidates, measured, result_cost, visit_cost
 
@@ -15,8 +15,6 @@ Round = Mapping[Settings, tuple[Visit, ...]]
 """One round of the side-by-side comparison: the visits of each finalist."""
 
 _ONE = Estimate(p50=1.0, low=1.0, high=1.0, n_samples=0, coverage_frac=1.0)
-_N_ROUNDS_FOR_A_TIE = 3
-"""With fewer an interval says next to nothing, and taking it for a tie would always choose the default."""
 
 
 def figures(visits: Sequence[Visit], workload: Workload) -> Figures:
@@ -98,14 +96,18 @@ class Case:
         if other == chosen:
             return Comparison(against=name, ratio=_ONE, verdict=Verdict.SAME)
         found = self.pairs(other, chosen)
-        return Comparison(against=name, ratio=stats.inverse(found.ratio), verdict=found.verdict)
+        verdict = found.verdict if len(self.rounds) >= N_ROUNDS_LEAST else Verdict.SAME
+        return Comparison(against=name, ratio=stats.inverse(found.ratio), verdict=verdict)
 
     def is_tie(self, other: Settings, best: Settings) -> bool:
-        """Whether the slower `other` may stand for `best`: inside the noise, or inside an interval of enough rounds."""
+        """Whether the slower `other` may stand for `best`: inside the noise, or inside an interval of enough rounds.
+
+        With fewer the interval says next to nothing, and taking it for a tie would always choose the default.
+        """
         if other == best:
             return True
         found = self.pairs(other, best)
-        if len(self.rounds) < _N_ROUNDS_FOR_A_TIE:
+        if len(self.rounds) < N_ROUNDS_LEAST:
             return 1 / found.ratio.p50 <= 1 + found.noise_frac
         return found.verdict is not Verdict.FASTER
 

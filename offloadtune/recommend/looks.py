@@ -10,6 +10,8 @@ from offloadtune import stats
 
 N_ROUNDS_A_LOOK = 7
 """The fewest that can decide by ranks at the level of each of up to five looks."""
+N_ROUNDS_LEAST = 3
+"""Fewer give no verdict: the best of several by two rounds is too often one that was lucky twice."""
 N_LOOKS_MOST = 5
 N_ROUNDS_MOST = N_LOOKS_MOST * N_ROUNDS_A_LOOK
 _CONFIDENCE = 0.95

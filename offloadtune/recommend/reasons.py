@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from offloadtune.footprint import estimate_footprint
 from offloadtune.recommend.evidence import Case
-from offloadtune.recommend.looks import N_ROUNDS_MOST
+from offloadtune.recommend.looks import N_ROUNDS_LEAST, N_ROUNDS_MOST
 from offloadtune.records import Comparison, Figures, Goal, Outcome, Settings, Target, TrialResult, Verdict
 from offloadtune.search import (
     N_CTX_SHIPPED,
@@ -29,15 +29,17 @@ _GOAL_WORDS = {
 }
 
 
-def reasons(case: Case, chosen: TrialResult, versus: Sequence[Comparison], n_tied: int) -> Iterator[str]:
-    """What is to be said of the choice; `n_tied` may stand for the best, as far as the rounds tell."""
+def reasons(
+    case: Case, chosen: TrialResult, versus: Sequence[Comparison], *, best: Settings, n_tied: int
+) -> Iterator[str]:
+    """What is to be said of the choice; `n_tied` may stand for the fastest, `best`, as far as the rounds tell."""
     space, settings = case.space, chosen.trial.settings
     yield _placement_reason(case, chosen)
     for one in versus:
         yield _versus_reason(case, one, settings)
     yield from _missing_reasons(case, versus)
-    if n_tied > 1:
-        yield f"{n_tied} of the settings compared are not told apart beyond the noise; these change the least."
+    if settings != best:
+        yield _tie_reason(case, settings, best, n_tied)
     if settings.flash_attn_type == "enabled" and "flash_attn_type" not in space.fixed:
         yield "Flash attention is on: it changes the order of the arithmetic, not the precision stored."
     for name, value in ((name, value) for name, value in space.kept.items() if name not in space.fixed):
@@ -49,6 +51,14 @@ def reasons(case: Case, chosen: TrialResult, versus: Sequence[Comparison], n_tie
     if len(case.rounds) > 1:
         noise = f"{case.noise_frac:.1%}"
         yield f"Noise of this sweep: the same settings differ by {noise} (median) from one round to the next."
+
+
+def _tie_reason(case: Case, ours: Settings, best: Settings, n_tied: int) -> str:
+    found = case.pairs(ours, best)
+    if found.is_decided:
+        return f"{n_tied} of the settings compared are the same within the noise; these change the least."
+    tied = f"{n_tied} of the settings compared are not told apart beyond the noise; these change the least"
+    return f"{tied}{_more_words(found)}."
 
 
 def _missing_reasons(case: Case, versus: Sequence[Comparison]) -> Iterator[str]:
@@ -229,8 +239,9 @@ def _versus_reason(case: Case, comparison: Comparison, ours: Settings) -> str:
         return f"These are the settings of {name}{compared}."
     if comparison.verdict is Verdict.SLOWER:
         ratio = inverse(ratio)
-    if ratio.n_samples == 1:
-        return f"{format_ratio(ratio.p50)} as long with {name}, by a single round: too few to tell."
+    if ratio.n_samples < N_ROUNDS_LEAST:
+        rounds = {1: "a single round", 2: "two rounds"}[ratio.n_samples]
+        return f"{format_ratio(ratio.p50)} as long with {name}, by {rounds}: too few to tell."
     interval = f"95 % interval {format_ratio(ratio.low)} to {format_ratio(ratio.high)}, {ratio.n_samples} rounds"
     if comparison.verdict is not Verdict.SAME:
         faster = f"{format_ratio(ratio.p50)} {comparison.verdict} than {name}"

@@ -20,8 +20,9 @@ class QuantileEstimate:
     """The `quantile_frac` quantile in the unit of the samples.
 
     `coverage_frac` is the chance that [`low`, `high`] holds the true quantile, exact for independent samples of a
-    continuous law and a lower bound for others. Samples that are slow together cover less: the median's 95 % were
-    77 to 82 % in simulation at an autocorrelation of 0.6.
+    continuous law and a lower bound for others. Samples that are slow together speak for the time they were taken in
+    only: of the median of a whole session the 95 % hold 77 to 82 % in simulation at an autocorrelation of 0.6, and
+    under two thirds on a machine shared with others (benchmarks/interval_coverage.py).
     What the samples are too few for is None, and `reason` says so.
     """
 
@@ -81,7 +82,9 @@ def estimate_quantile(
 def estimate_median(samples: Sequence[float]) -> Estimate:
     """Median of `samples` with the narrowest symmetric order-statistics interval of at least 95 %, else the range.
 
-    Few samples give the range with its true, lower coverage (Conover, Practical Nonparametric Statistics, 3.2).
+    Few samples give the range with its true, lower coverage (Conover, Practical Nonparametric Statistics, 3.2). It is
+    the median of the time in which the samples were taken: of that, visits that take turns with others hold 99 % and
+    more (benchmarks/interval_coverage.py). A machine that is shared may be another an hour later.
     """
     ordered = sorted(samples)
     n = len(ordered)
