@@ -25,7 +25,7 @@ from record_noise import MODEL, N_STEPS, read_noise
 
 from offloadtune import stats
 from offloadtune.gguf import read_gguf
-from offloadtune.recommend import N_ROUNDS_A_LOOK, is_settled, recommend
+from offloadtune.recommend import N_ROUNDS_A_LOOK, is_decided, recommend
 from offloadtune.records import Goal, Outcome, Recommendation, Target, TrialResult, Verdict, Visit, Workload
 from offloadtune.search import Space, baseline_trials
 from offloadtune.stats import StoppingRule
@@ -166,7 +166,7 @@ def quantile_bars(noise: Noise, n_series: int) -> Iterator[Bar]:
 
 
 def sweep_bars(noise: Noise, n_series: int) -> Iterator[Bar]:
-    """The whole rule of a sweep: settings that are all alike, looked at until settled, and what is then said."""
+    """The whole rule of a sweep: settings that are all alike, looked at until decided, and what is then said."""
     sweep = AlikeSweep()
     for n_looks, n_rounds in ((1, 2), (1, 3), (1, 5), (1, N_ROUNDS_A_LOOK), (3, 21), (5, 35)):
         verdicts, n_measured = [], []
@@ -214,7 +214,7 @@ class AlikeSweep:
             for trial in self.trials
         ]
         ends = [*range(N_ROUNDS_A_LOOK, len(rounds), N_ROUNDS_A_LOOK), len(rounds)]
-        n = next((n for n in ends if is_settled(self.space, results, rounds[:n], n_looks=n_looks)), len(rounds))
+        n = next((n for n in ends if is_decided(self.space, results, rounds[:n], n_looks=n_looks)), len(rounds))
         answer = recommend(self.space, results, rounds[:n], n_looks=n_looks)
         assert answer is not None
         return answer, n

@@ -23,7 +23,7 @@ from offloadtune.pipeline.rebuilding import rebuild_words
 from offloadtune.pipeline.resuming import earlier_header, open_journal
 from offloadtune.pipeline.spaces import SelfTestMemory, space_of, wanted_n_ctx
 from offloadtune.probe import probe_host
-from offloadtune.recommend import N_ROUNDS_LEAST, is_settled, plan_looks, recommend
+from offloadtune.recommend import N_ROUNDS_A_LOOK, N_ROUNDS_LEAST, is_decided, plan_looks, recommend
 from offloadtune.records import (
     GgufFacts,
     Machine,
@@ -123,9 +123,9 @@ class Measuring:
         finalists = search.finalists(self.space, self.results)
         round_s = self._round_s(finalists)
         self._drop_rounds_without(finalists)
-        if len(finalists) > 1 and not self._is_settled():
+        if len(finalists) > 1 and not self._is_decided():
             self._plan_looks(round_s)
-        while len(finalists) > 1 and not self._is_settled() and self._remaining_s() > round_s:
+        while len(finalists) > 1 and self._wants_rounds() and self._remaining_s() > round_s:
             start_s = time.monotonic()
             order = _shuffled(finalists, seed=len(self.rounds))
             one = self._round(order)
@@ -147,8 +147,11 @@ class Measuring:
                 )
             )
 
-    def _is_settled(self) -> bool:
-        return is_settled(self.space, self.results, self.rounds, n_looks=self.n_looks)
+    def _is_decided(self) -> bool:
+        return is_decided(self.space, self.results, self.rounds, n_looks=self.n_looks)
+
+    def _wants_rounds(self) -> bool:
+        return len(self.rounds) < self.n_looks * N_ROUNDS_A_LOOK and not self._is_decided()
 
     def _plan_looks(self, round_s: float) -> None:
         """Fix how often the rounds will be judged, by the time there is; an earlier run may have had more of it."""

@@ -6,7 +6,7 @@ answer     who is recommended, and whether more rounds could still change what i
 reasons    why, in sentences
 """
 
-from offloadtune.recommend.answer import is_settled, n_changes, recommend
+from offloadtune.recommend.answer import is_decided, n_changes, recommend
 from offloadtune.recommend.evidence import Round, counted_visits, figures
 from offloadtune.recommend.looks import N_ROUNDS_A_LOOK, N_ROUNDS_LEAST, plan_looks
 
@@ -16,7 +16,7 @@ __all__ = [
     "Round",
     "counted_visits",
     "figures",
-    "is_settled",
+    "is_decided",
     "n_changes",
     "plan_looks",
     "recommend",

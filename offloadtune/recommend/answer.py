@@ -51,15 +51,12 @@ def recommend(
     )
 
 
-def is_settled(space: Space, results: Sequence[TrialResult], rounds: Sequence[Round], *, n_looks: int) -> bool:
-    """Whether no more rounds are due: the looks are used up, or this one decides all that is said of the best.
+def is_decided(space: Space, results: Sequence[TrialResult], rounds: Sequence[Round], *, n_looks: int) -> bool:
+    """Whether a look is due after these rounds and decides all that is said of the best.
 
     That is the comparison with each baseline and with the fastest, and of the two fastest with each other.
     """
-    n_rounds = len(rounds)
-    if n_rounds >= n_looks * N_ROUNDS_A_LOOK:
-        return True
-    if n_rounds == 0 or n_rounds % N_ROUNDS_A_LOOK:
+    if not rounds or len(rounds) % N_ROUNDS_A_LOOK:
         return False
     case = Case(space=space, results=results, rounds=rounds, n_looks=n_looks)
     choice = _choose(case)

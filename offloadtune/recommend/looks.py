@@ -18,7 +18,10 @@ _CONFIDENCE = 0.95
 
 
 def plan_looks(n_rounds: int) -> int:
-    """How many looks so many rounds have room for: one at least, though it may come early, when the budget ends."""
+    """How many looks so many rounds have room for: one at least, though it may come early, when the budget ends.
+
+    What is still open then may be planned anew with a larger budget, at the stricter level of more looks.
+    """
     return min(max(1, n_rounds // N_ROUNDS_A_LOOK), N_LOOKS_MOST)
 
 

@@ -21,8 +21,9 @@ class QuantileEstimate:
 
     `coverage_frac` is the chance that [`low`, `high`] holds the true quantile, exact for independent samples of a
     continuous law and a lower bound for others. Samples that are slow together speak for the time they were taken in
-    only: of the median of a whole session the 95 % hold 77 to 82 % in simulation at an autocorrelation of 0.6, and
-    under two thirds on a machine shared with others (benchmarks/interval_coverage.py).
+    only. Of a whole session's median the 95 % hold 77 to 82 % in simulation at an autocorrelation of 0.6, and on a
+    machine shared with others a third (benchmarks/interval_coverage.py): it changes for longer than the samples last,
+    and counting them as fewer, by their autocorrelation, brings that to a half, no more.
     What the samples are too few for is None, and `reason` says so.
     """
 
