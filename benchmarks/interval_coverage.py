@@ -4,9 +4,9 @@ Series are runs of neighbouring visits drawn from data/visit_noise.csv (record_n
 from one visit to the next stays; a run that leaves the end of its session goes on at its beginning. Within a pair or a
 round the order is by chance, as in a sweep. Every comparison is of settings with themselves.
 
-Ends with 1 when a bar is missed: 94 to 96.5 % for the ratio of paired visits at 7 pairs and more (6 pairs cover 96.9 %
-by construction, of what is exact no test can take less, and must not cover less than 94 %), at least 94 % for the
-repeated intervals of all looks together, false "faster" under 5 %.
+Ends with 1 when a bar is missed: the ratio of paired visits held by 94 to 96.5 % of its intervals at 7 pairs and more
+(at 6 the first step of the exact test is 96.9 %, and Student's t below is as wide as long tails make it: there 94 % is
+the least and no most is asked), all looks together by 94 %, and less than 5 % of false "faster".
 
     python benchmarks/interval_coverage.py [--series 2000]
 """
