@@ -18,6 +18,8 @@ import hypothesis
 import pytest
 from command_line import InProcess
 
+from offloadtune.recommend import looks
+
 hypothesis.settings.register_profile("any machine", deadline=None)  # no test asserts a time
 hypothesis.settings.load_profile("any machine")
 
@@ -55,6 +57,13 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OFFLOADTUNE_HOME", str(folder))
     monkeypatch.chdir(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def short_sweeps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps in this process judge their rounds once: without it a tie may take the whole of a budget."""
+    if request.node.get_closest_marker("engine"):
+        monkeypatch.setattr(looks, "N_LOOKS_MOST", 1)
 
 
 @pytest.fixture

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import random
 import statistics
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import offloadtune
 from offloadtune import search, store
@@ -21,7 +23,7 @@ from offloadtune.pipeline.rebuilding import rebuild_words
 from offloadtune.pipeline.resuming import earlier_header, open_journal
 from offloadtune.pipeline.spaces import SelfTestMemory, space_of, wanted_n_ctx
 from offloadtune.probe import probe_host
-from offloadtune.recommend import recommend
+from offloadtune.recommend import N_ROUNDS_A_LOOK, N_ROUNDS_LEAST, is_decided, plan_looks, recommend
 from offloadtune.records import (
     GgufFacts,
     Machine,
@@ -37,8 +39,6 @@ from offloadtune.sweeps import Listener, RoundFinished, Said, SweepRequest, Tria
 _N_STEPS = 32
 _ROUND_MARGIN = 1.5
 _TRIAL_SHARE = 0.4
-_N_ROUNDS = 6  # fixed beforehand: stopping at the first round that looks significant would make every interval a lie
-_N_ROUNDS_LEAST = 3
 
 
 class Measuring:
@@ -68,6 +68,7 @@ class Measuring:
         if opened.kept != self.space.kept:
             self.journal.append_kept(self.space.kept)
         self.results, self.rounds = list(opened.results), list(opened.rounds)
+        self.n_looks = opened.n_looks
         self.n_resumed = len(self.results)
         self.measured_at = opened.began_at
 
@@ -118,13 +119,15 @@ class Measuring:
                 return
 
     def _compare(self) -> None:
-        """Rounds over the finalists in alternating order, so that drift falls on all of them alike."""
+        """Rounds over the finalists until a look decides what is to be said, or the looks or the budget end."""
         finalists = search.finalists(self.space, self.results)
         round_s = self._round_s(finalists)
         self._drop_rounds_without(finalists)
-        while len(finalists) > 1 and len(self.rounds) < _N_ROUNDS and self._remaining_s() > round_s:
+        if len(finalists) > 1 and not self._is_decided():
+            self._plan_looks(round_s)
+        while len(finalists) > 1 and self._wants_rounds() and self._remaining_s() > round_s:
             start_s = time.monotonic()
-            order = finalists if len(self.rounds) % 2 == 0 else tuple(reversed(finalists))
+            order = _shuffled(finalists, seed=len(self.rounds))
             one = self._round(order)
             if one is None and self.is_gone:
                 return
@@ -143,6 +146,20 @@ class Measuring:
                     best=self.best(),
                 )
             )
+
+    def _is_decided(self) -> bool:
+        return is_decided(self.space, self.results, self.rounds, n_looks=self.n_looks)
+
+    def _wants_rounds(self) -> bool:
+        return len(self.rounds) < self.n_looks * N_ROUNDS_A_LOOK and not self._is_decided()
+
+    def _plan_looks(self, round_s: float) -> None:
+        """Fix how often the rounds will be judged, by the time there is; an earlier run may have had more of it."""
+        n_rounds = len(self.rounds) + int(self._remaining_s() / max(round_s, 1e-9))
+        n_looks = plan_looks(n_rounds)
+        if n_looks > self.n_looks or not self.rounds:
+            self.n_looks = n_looks
+            self.journal.append_looks(n_looks)
 
     def _round(self, order: Sequence[Trial]) -> dict[Settings, tuple[Visit, ...]] | None:
         """Visits of every finalist once; None when one failed, which from now on counts as its result."""
@@ -185,7 +202,7 @@ class Measuring:
             return False
         n_ctx_needed = self.request.workload.n_ctx_needed  # what refuses for want of context takes no time
         next_s = statistics.median(r.duration_s for r in self.results if r.trial.settings.n_ctx >= n_ctx_needed)
-        rounds_s = _N_ROUNDS_LEAST * self._round_s(search.finalists(self.space, self.results))
+        rounds_s = N_ROUNDS_LEAST * self._round_s(search.finalists(self.space, self.results))
         return self._remaining_s() - next_s < rounds_s
 
     def _round_s(self, finalists: Sequence[Trial]) -> float:
@@ -229,7 +246,7 @@ class Measuring:
 
     def best(self) -> Recommendation | None:
         """The answer if the sweep stopped now; None before any trial ran to its end."""
-        return recommend(self.space, self.results, self.rounds)
+        return recommend(self.space, self.results, self.rounds, n_looks=self.n_looks)
 
     def elapsed_s(self) -> float:
         return time.monotonic() - self.start_s
@@ -278,3 +295,19 @@ class Measuring:
 
     def _remaining_s(self) -> float:
         return self.request.budget_s - self.elapsed_s()
+
+
+def _shuffled(finalists: Sequence[Trial], seed: int) -> tuple[Trial, ...]:
+    """The finalists by chance, the same in every sweep; those of a placement stay together and share its load.
+
+    An order that alternates makes neighbouring rounds share their noise, which the intervals then know nothing of.
+    """
+    chance = random.Random(seed)  # noqa: S311 - no secret
+    placements: dict[tuple[Any, ...], list[Trial]] = {}
+    for trial in finalists:
+        placements.setdefault(trial.settings.placement, []).append(trial)
+    groups = list(placements.values())
+    chance.shuffle(groups)
+    for group in groups:
+        chance.shuffle(group)
+    return tuple(trial for group in groups for trial in group)

@@ -119,7 +119,7 @@ def _answer(question: Question, facts: GgufFacts, stored: StoredSweep) -> Recall
     )
     if best_once and rounds and best_once.trial.settings.n_ctx > max(settings.n_ctx for settings in rounds[0]):
         rounds = ()  # only the goal `context` allows it: more context was reached than was compared
-    answer = recommend(space, results, rounds)
+    answer = recommend(space, results, rounds, n_looks=stored.content.n_looks)
     if answer is None or best_once is None:
         return None
     notes = list(_notes(stored, space))

@@ -1,25 +1,26 @@
 """Statistics of few, noisy samples: pure functions.
 
-estimates    medians, ratios and verdicts of a sweep
-quantiles    P50 and P95 with intervals, outliers flagged
+quantiles    medians, P50 and P95 with intervals, outliers flagged
 drift        whether a session goes up or down, per hour
 pairs        B against A from interleaved pairs: ratio, verdict, what n pairs can show, A/A noise
 sequential   looks while the pairs come in, at a kept error
 """
 
 from offloadtune.stats.drift import Drift, estimate_drift
-from offloadtune.stats.estimates import estimate_median, estimate_ratio, is_tie, judge, session_noise_frac
 from offloadtune.stats.pairs import (
     PairedComparison,
     aa_noise,
     compare_pairs,
+    inverse,
     minimum_detectable_frac,
     paired_ratio,
     pairs_needed,
+    session_noise_frac,
     spread_of_pairs,
 )
 from offloadtune.stats.quantiles import (
     QuantileEstimate,
+    estimate_median,
     estimate_quantile,
     modified_z_scores,
     outlier_flags,
@@ -39,9 +40,7 @@ __all__ = [
     "estimate_drift",
     "estimate_median",
     "estimate_quantile",
-    "estimate_ratio",
-    "is_tie",
-    "judge",
+    "inverse",
     "look_confidence_frac",
     "minimum_detectable_frac",
     "modified_z_scores",

@@ -80,7 +80,7 @@ def decide(
     """Verdict on B from all (A, B) seconds so far, at the level of this look; a look between looks is refused.
 
     Repeated confidence intervals (Jennison and Turnbull, J. R. Statist. Soc. B 51 (1989), 305-361) of the signed-rank
-    test. With fewer than 8 pairs a look the first looks may be unable to decide, which costs time, never error.
+    test; where pairs are too few for the level of an early look, Student's t stands in (see `paired_ratio`).
     """
     checked_noise(noise_frac)
     if n_pairs_a_look < 1:
@@ -91,7 +91,7 @@ def decide(
         raise ValueError(f"looks are due after every {n_pairs_a_look} pairs, not after {len(logs)}")
     confidence_frac = look_confidence_frac(i_look, n_planned_looks, rule)
     ratio = estimate_from_logs(logs, confidence_frac)
-    verdict, is_decided = verdict_of(ratio, noise_frac, confidence_frac)
+    verdict, is_decided = verdict_of(ratio, noise_frac)
     return Decision(
         i_look=i_look,
         n_planned_looks=n_planned_looks,

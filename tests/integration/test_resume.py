@@ -23,6 +23,7 @@ from conftest import MIB, CardMaker
 
 from offloadtune import pipeline
 from offloadtune.errors import BusyError
+from offloadtune.recommend import N_ROUNDS_A_LOOK
 from offloadtune.records import Outcome, Workload
 from offloadtune.store import data_dir, measuring_alone, read_journal
 from offloadtune.sweeps import Event, RoundFinished, Said, SweepReport, SweepRequest, TrialFinished
@@ -48,7 +49,7 @@ def said(events: list[Event]) -> str:
 
 def test_the_same_sweep_again_measures_nothing_again(smollm2_path: Path) -> None:
     first, _ = sweep(smollm2_path, 60, fixed=FEW_TRIALS)
-    assert first.n_rounds == 6
+    assert first.n_rounds == N_ROUNDS_A_LOOK
     again, events = sweep(smollm2_path, 60, fixed=FEW_TRIALS)
     assert "Going on from" in said(events)
     assert again.n_resumed == len(first.results)
@@ -66,7 +67,7 @@ def test_a_longer_run_compares_what_the_shorter_had_no_time_for(smollm2_path: Pa
     longer, _ = sweep(smollm2_path, 60, fixed=FEW_TRIALS)
     ran = [result for result in short.results if result.outcome is Outcome.OK]  # the last may have had no time left
     assert longer.n_resumed == len(ran) < len(longer.results)
-    assert longer.n_rounds == 6
+    assert longer.n_rounds == N_ROUNDS_A_LOOK
     wanted = [result for result in longer.results if result.trial.settings.n_ctx == 512]
     best = min(wanted, key=lambda result: result.visits[-1].turn_s(8))
     rounds = read_journal(longer.journal_path).rounds

@@ -62,6 +62,7 @@ class Stored:
         *,
         results: list[TrialResult],
         rounds: list[dict[str, tuple[Visit, ...]]] | None = None,
+        n_looks: int | None = None,
         is_ended: bool = True,
         **changes: Any,
     ) -> Path:
@@ -71,6 +72,8 @@ class Stored:
         journal = store.Journal(store.data_dir() / "sweeps" / made.machine_id / name, made)
         for result in results:
             journal.append_trial(result)
+        if n_looks:
+            journal.append_looks(n_looks)
         for one in rounds or []:
             journal.append_round(list(one.items()))
         if is_ended:
@@ -138,6 +141,25 @@ def test_rounds_count_where_all_who_are_compared_now_stood_in_them(stored: Store
     whole: dict[str, tuple[Visit, ...]] = {first: (steps(1, 1),), second: (steps(1, 1.5),)}
     stored(results=both, rounds=[{first: (steps(1, 1),)}, whole, whole])
     assert len(asked().rounds) == 2
+
+
+def test_rounds_are_judged_as_the_sweep_judged_them(stored: Stored) -> None:
+    """The more looks were planned, the less each may say; without a plan written down there was one."""
+    stored(results=results())
+    best, default = (
+        results()[0],
+        dataclasses.replace(results()[0], trial=search.baseline_trials(asked().space)["default"]),
+    )
+    slower = [1.3, 1.1, 1.5, 1.2, 1.05, 1.6, 1.01]
+    rounds: list[dict[str, tuple[Visit, ...]]] = [
+        {best.trial.trial_id: (steps(1, 1),), default.trial.trial_id: (steps(slow, slow),)} for slow in slower * 2
+    ]
+    widths = []
+    for n_looks in (None, 1, 5):
+        stored(results=[best, default], rounds=rounds, n_looks=n_looks)
+        ratio = next(one.ratio for one in asked().answer.versus if one.against == "default")
+        widths.append(ratio.high / ratio.low)
+    assert widths[0] == widths[1] < widths[2]
 
 
 def test_a_finalist_that_failed_later_is_not_recommended(stored: Stored) -> None:

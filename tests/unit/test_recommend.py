@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import MIB, WORKLOAD, SyntheticEngine, carry_out, made_up_facts, made_up_space, ok_result, visit
 
-from offloadtune.recommend import Round, counted_visits, figures, n_changes, recommend
+from offloadtune.recommend import Round, counted_visits, figures, is_decided, n_changes, plan_looks, recommend
 from offloadtune.records import (
     Goal,
     Outcome,
@@ -113,7 +114,7 @@ def test_inside_the_noise_the_settings_that_change_least_win() -> None:
     assert n_changes(FULL, DEFAULT) < n_changes(tuned, DEFAULT)
     found = answer(SPACE, [ran(s, c) for s, c in costs.items()], steady(costs))
     assert found.trial.settings == FULL
-    assert any("2 of the settings compared are the same within the noise" in reason for reason in found.reasons)
+    assert any("2 of the settings compared are not told apart beyond the noise" in reason for reason in found.reasons)
 
 
 def test_outside_the_noise_even_many_changes_win() -> None:
@@ -121,7 +122,7 @@ def test_outside_the_noise_even_many_changes_win() -> None:
     costs = {tuned: 1.0, FULL: 1.15, DEFAULT: 2.0}
     found = answer(SPACE, [ran(s, c) for s, c in costs.items()], steady(costs))
     assert found.trial.settings == tuned
-    assert not any("within the noise; these" in reason for reason in found.reasons)
+    assert not any("noise; these change the least" in reason for reason in found.reasons)
 
 
 def test_a_default_as_good_as_the_best_is_the_answer_and_said_to_be_the_same() -> None:
@@ -141,6 +142,16 @@ def test_one_round_does_not_choose_the_default_over_a_quarter_better_one() -> No
     assert verdicts(found) == {"default": Verdict.SAME}  # one round proves nothing
     assert not any("interval" in reason or "inf" in reason for reason in found.reasons)
     assert f"1.25x as long with {DEFAULTS}, by a single round: too few to tell." in found.reasons
+
+
+def test_two_rounds_give_no_verdict_and_three_do() -> None:
+    costs = {FULL: 1.0, DEFAULT: 3.0}
+    found = answer(SPACE, [ran(s, c) for s, c in costs.items()], steady(costs, 2))
+    assert found.trial.settings == FULL
+    assert verdicts(found) == {"default": Verdict.SAME}
+    assert any("by two rounds: too few to tell." in reason for reason in found.reasons)
+    found = answer(SPACE, [ran(s, c) for s, c in costs.items()], steady(costs, 3))
+    assert verdicts(found) == {"default": Verdict.FASTER}
 
 
 def test_before_any_round_the_best_visit_answers_and_compares_nothing() -> None:
@@ -163,7 +174,7 @@ def test_the_larger_context_wins_its_goal_though_it_is_slower_and_that_is_said()
     found = answer(space, [ran(s, c) for s, c in costs.items()], steady(costs))
     assert found.trial.settings == large
     assert verdicts(found) == {"default": Verdict.SLOWER}
-    assert any(f"1.33x slower than {DEFAULTS}" in reason for reason in found.reasons)
+    assert any(f"1.34x slower than {DEFAULTS}" in reason for reason in found.reasons)
 
 
 def test_more_context_than_asked_for_is_not_chosen_but_its_cost_is_said() -> None:
@@ -250,6 +261,67 @@ def test_any_mixture_of_rounds_gives_an_answer_that_ran(presence: list[bool], co
     assert found.trial.settings in contestants
 
 
+# --- looks ---------------------------------------------------------------------------------------------------------
+
+SWING = (1.0, 1.3, 0.8, 1.2, 0.7, 1.1, 0.9)
+
+
+def restless(costs: Mapping[Settings, float], n_rounds: int) -> list[Round]:
+    """Rounds that differ by a fifth and more, not together."""
+    return rounds_of(
+        {
+            settings: [turn_s * SWING[i * (1 + shift) % len(SWING)] for i in range(n_rounds)]
+            for shift, (settings, turn_s) in enumerate(costs.items())
+        }
+    )
+
+
+@pytest.mark.parametrize(("n_rounds", "n_looks"), [(0, 1), (6, 1), (13, 1), (14, 2), (34, 4), (35, 5), (9000, 5)])
+def test_looks_are_planned_for_the_rounds_there_is_time_for(n_rounds: int, n_looks: int) -> None:
+    assert plan_looks(n_rounds) == n_looks
+
+
+def test_the_more_looks_were_planned_the_wider_the_interval_of_each() -> None:
+    costs = {FULL: 1.0, DEFAULT: 2.0}
+    results, rounds = [ran(s, c) for s, c in costs.items()], restless(costs, 14)
+
+    def width(n_rounds: int, n_looks: int) -> float:
+        found = recommend(SPACE, results, rounds[:n_rounds], n_looks=n_looks)
+        assert found is not None
+        ratio = found.versus[0].ratio
+        return ratio.high / ratio.low
+
+    assert width(14, 1) < width(14, 5)
+    assert width(6, 1) == width(6, 5)  # a sweep that ends before its first look is judged once
+
+
+def test_rounds_end_at_the_first_look_that_decides() -> None:
+    costs = {FULL: 1.0, DEFAULT: 2.0, CPU_ONLY: 3.0}
+    results, rounds = [ran(s, c) for s, c in costs.items()], steady(costs, 35)
+    decided = [n for n in range(36) if is_decided(SPACE, results, rounds[:n], n_looks=5)]
+    assert decided == [7, 14, 21, 28, 35]
+
+
+def test_rounds_that_leave_the_verdict_open_decide_nothing() -> None:
+    costs = {FULL: 1.0, DEFAULT: 1.3}
+    results, rounds = [ran(s, c) for s, c in costs.items()], restless(costs, 14)
+    assert not any(is_decided(SPACE, results, rounds[:n], n_looks=2) for n in range(15))
+
+
+def test_the_two_best_are_to_be_told_apart_too() -> None:
+    tuned = FULL.replace(n_ubatch=256)
+    costs = {FULL: 1.0, tuned: 1.3, DEFAULT: 90.0, CPU_ONLY: 80.0}
+    results, rounds = [ran(s, c) for s, c in costs.items()], restless(costs, 7)
+    assert not is_decided(SPACE, results, rounds, n_looks=5)
+    without = [{settings: one[settings] for settings in (FULL, DEFAULT, CPU_ONLY)} for one in rounds]
+    assert is_decided(SPACE, results, without, n_looks=5)
+
+
+def test_when_all_that_were_compared_failed_nothing_is_decided() -> None:
+    rounds = steady({FULL: 1.0, DEFAULT: 2.0}, 7)
+    assert not is_decided(SPACE, [failed(FULL), failed(DEFAULT), ran(CPU_ONLY, 3.0)], rounds, n_looks=5)
+
+
 # --- what is said --------------------------------------------------------------------------------------------------
 
 
@@ -262,8 +334,8 @@ def test_reasons_name_the_numbers() -> None:
     results = [ran(s, c, peak_bytes=512 * MIB if s == FULL else 0) for s, c in costs.items()]
     found = answer(SPACE, results, steady(costs))
     assert found.reasons[0] == "All 13 layers are on the device, 512 MiB of 8.00 GiB."
-    assert found.reasons[1].startswith("2.00x faster than the CPU alone for the whole turn (95 % ")
-    assert found.reasons[2].startswith(f"2.00x faster than {DEFAULTS} for the whole turn (95 % ")
+    assert found.reasons[1].startswith("2.01x faster than the CPU alone for the whole turn (95 % ")
+    assert found.reasons[2].startswith(f"1.99x faster than {DEFAULTS} for the whole turn (95 % ")
     assert "6 rounds" in found.reasons[2]
     assert found.reasons[3].startswith(
         "These are the settings of llama.cpp's --fit rule as we estimate it (13 of 13 layers)"
@@ -271,6 +343,38 @@ def test_reasons_name_the_numbers() -> None:
     assert found.reasons[4].startswith("Flash attention is on: it changes the order of the arithmetic")
     assert found.reasons[5].startswith("Noise of this sweep: the same settings differ by 2.")
     assert len(found.reasons) == 6
+
+
+def test_an_open_verdict_says_how_many_more_rounds_would_decide_it() -> None:
+    costs = {FULL: 1.0, DEFAULT: 1.6}
+    said = reasons_of(SPACE, [ran(s, c) for s, c in costs.items()], restless(costs, 5))
+    assert re.search(
+        r"^2 of the settings compared are not told apart beyond the noise; these change the least: "
+        r"about \d+ more rounds? would decide it, with a larger --budget\.$",
+        said,
+        re.MULTILINE,
+    )
+
+
+def test_an_open_verdict_against_a_baseline_is_not_called_the_same() -> None:
+    costs = {DEFAULT: 1.0, CPU_ONLY: 1.1}
+    said = reasons_of(SPACE, [ran(s, c) for s, c in costs.items()], restless(costs, 7))
+    assert re.search(
+        r"^No difference from the CPU alone shown beyond the noise \(95 % interval .*, 7 rounds\): ", said, re.MULTILINE
+    )
+    assert "Same as" not in said
+
+
+def test_what_35_rounds_would_not_show_is_said_to_be_that() -> None:
+    costs = {DEFAULT: 1.0, CPU_ONLY: 1.28}
+    said = reasons_of(SPACE, [ran(s, c) for s, c in costs.items()], restless(costs, 7))
+    assert ": 35 rounds would hardly decide it." in said
+
+
+def test_what_is_shown_to_lie_inside_the_noise_is_the_same() -> None:
+    costs = {DEFAULT: 1.0, CPU_ONLY: 1.001}
+    said = reasons_of(SPACE, [ran(s, c) for s, c in costs.items()], steady(costs, 28))
+    assert re.search(r"^Same as the CPU alone within the noise \(95 % interval .*, 28 rounds\)\.$", said, re.MULTILINE)
 
 
 def test_do_not_offload_is_said_with_both_speeds() -> None:
@@ -403,7 +507,7 @@ def test_the_rule_of_llama_cpp_gets_its_own_verdict() -> None:
     found = answer(space, [ran(s, c) for s, c in costs.items()], steady(costs))
     assert {one.against: one.verdict for one in found.versus} == {"fit": Verdict.FASTER}
     words = (
-        f"2.00x faster than llama.cpp's --fit rule as we estimate it ({fit.n_gpu_layers} of 13 layers) for the whole"
+        f"1.99x faster than llama.cpp's --fit rule as we estimate it ({fit.n_gpu_layers} of 13 layers) for the whole"
     )
     assert any(reason.startswith(words) for reason in found.reasons)
 

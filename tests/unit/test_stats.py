@@ -1,10 +1,9 @@
-"""Intervals hold what they promise, and comparisons respect the noise."""
+"""The median and its interval hold what they promise; the noise of a session is that of one sample."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from fractions import Fraction
 
 import numpy as np
@@ -13,15 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloadtune import stats
-from offloadtune.records import Estimate, Verdict
 
 POSITIVE = st.floats(1e-3, 1e3)
 SERIES = st.lists(POSITIVE, min_size=1, max_size=30)
-PAIRS = st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=20)
-
-
-def ratio(p50: float, low: float, high: float, n_samples: int = 5) -> Estimate:
-    return Estimate(p50=p50, low=low, high=high, n_samples=n_samples, coverage_frac=0.95)
 
 
 # --- the median ----------------------------------------------------------------------------------------------------
@@ -90,122 +83,7 @@ def test_median_scales_with_its_samples(samples: list[float], factor: float) -> 
     assert one.low <= one.p50 <= one.high
 
 
-# --- the ratio -----------------------------------------------------------------------------------------------------
-
-
-def test_ratio_against_a_paired_t_interval_by_hand() -> None:
-    """Logs 0.1, 0.2, 0.3: mean 0.2, deviation 0.1; Student's t of two degrees of freedom is 4.303."""
-    estimate = stats.estimate_ratio([math.exp(0.1), math.exp(0.2), math.exp(0.3)], [1.0, 1.0, 1.0])
-    reach = 4.303 * 0.1 / math.sqrt(3)
-    assert estimate.p50 == pytest.approx(math.exp(0.2))
-    assert estimate.low == pytest.approx(math.exp(0.2 - reach))
-    assert estimate.high == pytest.approx(math.exp(0.2 + reach))
-    assert (estimate.n_samples, estimate.coverage_frac) == (3, 0.95)
-
-
-@pytest.mark.parametrize(("n", "t"), [(2, 12.7062), (3, 4.3027), (4, 3.1824), (6, 2.5706), (11, 2.2281), (16, 2.1314)])
-def test_ratio_uses_students_t(n: int, t: float) -> None:
-    logs = [(-1) ** i * 0.01 for i in range(n)]
-    estimate = stats.estimate_ratio([math.exp(log) for log in logs], [1.0] * n)
-    reach = math.log(estimate.high / estimate.p50)
-    assert reach * math.sqrt(n) / statistics.stdev(logs) == pytest.approx(t, rel=1e-3)
-
-
-@pytest.mark.parametrize(("n", "t"), [(17, 2.1199), (31, 2.0423), (200, 1.972)])
-def test_beyond_the_table_the_interval_is_a_little_wide_and_never_narrow(n: int, t: float) -> None:
-    logs = [(-1) ** i * 0.01 for i in range(n)]
-    estimate = stats.estimate_ratio([math.exp(log) for log in logs], [1.0] * n)
-    used = math.log(estimate.high / estimate.p50) * math.sqrt(n) / statistics.stdev(logs)
-    assert t <= used <= 1.1 * t
-
-
-@pytest.mark.parametrize("n", [2, 3, 8, 20])
-def test_ratio_interval_covers_95_percent(n: int) -> None:
-    random = np.random.default_rng(7)
-    n_draws = 4000
-    tops = random.lognormal(mean=math.log(1.2), sigma=0.1, size=(n_draws, n))
-    bottoms = random.lognormal(mean=0.0, sigma=0.1, size=(n_draws, n))
-    covered = 0
-    for top, bottom in zip(tops.tolist(), bottoms.tolist(), strict=True):
-        estimate = stats.estimate_ratio(top, bottom)
-        covered += estimate.low <= 1.2 <= estimate.high
-    assert covered / n_draws > 0.95 - 4 * math.sqrt(0.05 * 0.95 / n_draws)
-    assert covered / n_draws < 0.975
-
-
-def test_ratio_pairs_the_rounds_so_that_shared_drift_cancels() -> None:
-    drift = [1.0, 1.5, 0.7, 2.0]
-    estimate = stats.estimate_ratio([1.1 * d for d in drift], drift)
-    assert estimate.low == pytest.approx(1.1)
-    assert estimate.high == pytest.approx(1.1)
-
-
-def test_one_round_says_nothing() -> None:
-    estimate = stats.estimate_ratio([5.0], [4.0])
-    assert estimate.p50 == pytest.approx(1.25)
-    assert (estimate.low, estimate.high) == (0.0, math.inf)
-
-
-def test_rounds_of_unequal_number_are_a_mistake() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        stats.estimate_ratio([1.0, 2.0], [1.0])
-
-
-@given(PAIRS)
-def test_the_inverse_ratio_is_the_inverse(pairs: list[tuple[float, float]]) -> None:
-    tops, bottoms = [top for top, _ in pairs], [bottom for _, bottom in pairs]
-    one, other = stats.estimate_ratio(tops, bottoms), stats.estimate_ratio(bottoms, tops)
-    assert one.p50 * other.p50 == pytest.approx(1)
-    if len(pairs) > 1:
-        assert one.low * other.high == pytest.approx(1)
-        assert one.high * other.low == pytest.approx(1)
-    opposite = {Verdict.FASTER: Verdict.SLOWER, Verdict.SLOWER: Verdict.FASTER, Verdict.SAME: Verdict.SAME}
-    assert stats.judge(other, 0.0) is opposite[stats.judge(one, 0.0)]
-
-
-@given(PAIRS, st.floats(1e-2, 1e2))
-def test_ratio_knows_no_unit(pairs: list[tuple[float, float]], factor: float) -> None:
-    tops, bottoms = [top for top, _ in pairs], [bottom for _, bottom in pairs]
-    one = stats.estimate_ratio(tops, bottoms)
-    other = stats.estimate_ratio([factor * top for top in tops], [factor * bottom for bottom in bottoms])
-    assert (other.p50, other.low, other.high) == pytest.approx((one.p50, one.low, one.high), rel=1e-6)
-
-
-# --- verdicts ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("estimate", "noise_frac", "verdict"),
-    [
-        (ratio(1.30, 1.20, 1.40), 0.05, Verdict.FASTER),
-        (ratio(1.30, 0.99, 1.70), 0.05, Verdict.SAME),
-        (ratio(1.03, 1.01, 1.05), 0.05, Verdict.SAME),
-        (ratio(1.03, 1.01, 1.05), 0.02, Verdict.FASTER),
-        (ratio(0.70, 0.60, 0.80), 0.05, Verdict.SLOWER),
-        (ratio(0.70, 0.40, 1.01), 0.05, Verdict.SAME),
-        (ratio(0.97, 0.95, 0.99), 0.05, Verdict.SAME),
-        (ratio(1.00, 1.00, 1.00), 0.0, Verdict.SAME),
-        (ratio(9.00, 0.00, math.inf, 1), 0.0, Verdict.SAME),
-    ],
-)
-def test_verdicts_need_both_interval_and_noise(estimate: Estimate, noise_frac: float, verdict: Verdict) -> None:
-    assert stats.judge(estimate, noise_frac) is verdict
-
-
-@pytest.mark.parametrize(
-    ("estimate", "noise_frac", "tie"),
-    [
-        (ratio(1.02, 1.01, 1.03), 0.05, True),  # inside the session's noise
-        (ratio(1.10, 0.98, 1.23), 0.05, True),  # inside the interval
-        (ratio(1.10, 1.05, 1.15), 0.05, False),
-        (ratio(1.25, 0.00, math.inf, 1), 0.0, False),  # one round proves no tie
-        (ratio(1.25, 0.50, 3.10, 2), 0.0, False),
-        (ratio(1.25, 0.90, 1.70, 3), 0.0, True),
-        (ratio(1.00, 1.00, 1.00, 1), 0.0, True),
-    ],
-)
-def test_ties(estimate: Estimate, noise_frac: float, tie: bool) -> None:  # noqa: FBT001
-    assert stats.is_tie(estimate, noise_frac) is tie
+# --- the noise of a session ---------------------------------------------------------------------------------------
 
 
 def test_session_noise_is_the_median_difference_of_neighbouring_repeats() -> None:

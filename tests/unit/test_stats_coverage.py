@@ -27,7 +27,7 @@ def bound(chance: float, n: int) -> float:
 
 
 @pytest.mark.parametrize("n_series", SIZES)
-@pytest.mark.parametrize("n_pairs", [7, 10, 20])
+@pytest.mark.parametrize("n_pairs", [3, 7, 10, 20])
 def test_paired_intervals_cover_95_percent_and_aa_is_seldom_faster(n_pairs: int, n_series: int) -> None:
     random = np.random.default_rng(20260830)
     covered, faster = [], []
@@ -39,10 +39,11 @@ def test_paired_intervals_cover_95_percent_and_aa_is_seldom_faster(n_pairs: int,
         covered.append(statistics.fmean(one.ratio.low <= 1 <= one.ratio.high for one in found))
         faster.append(statistics.fmean(one.verdict is Verdict.FASTER for one in found))
         promised = found[0].ratio.coverage_frac
-        assert covered[-1] == pytest.approx(promised, abs=bound(promised, n_series)), (law, rho)
+        room = 0.02 if n_pairs < 6 else 0.0  # Student's t promises too little where tails are long
+        assert covered[-1] == pytest.approx(promised + room / 2, abs=bound(promised, n_series) + room / 2), (law, rho)
         assert faster[-1] < 0.025 + bound(0.025, n_series), (law, rho)
     print(f"{n_pairs} pairs: covered {min(covered):.3f} to {max(covered):.3f}, faster up to {max(faster):.3f}")
-    assert 0.94 <= statistics.fmean(covered) <= 0.965
+    assert 0.94 <= statistics.fmean(covered) <= 0.965 + room
     assert statistics.fmean(faster) < 0.05
 
 

@@ -61,9 +61,10 @@ def test_one_planned_look_is_the_plain_comparison() -> None:
     assert (decision.ratio.low, decision.ratio.high) == (plain.low, plain.high)
 
 
-def test_looks_too_early_for_their_level_decide_nothing() -> None:
-    decision = stats.decide(pairs_of(0.1, 3), 5, n_pairs_a_look=3)
+def test_looks_too_early_for_ranks_decide_only_what_is_plain() -> None:
+    decision = stats.decide(pairs_of(0.9, 3), 5, n_pairs_a_look=3)
     assert (decision.verdict, decision.is_decided, decision.is_final) == (Verdict.SAME, False, False)
+    assert stats.decide(pairs_of(0.1, 3), 5, n_pairs_a_look=3).verdict is Verdict.FASTER
 
 
 def test_peeking_is_refused() -> None:

@@ -1,50 +1,25 @@
-"""From results to an answer in words: pure. The simplest settings inside the noise of the best win.
-
-"Simple" is the number of settings a user would have to change from the target's own defaults.
-"""
+"""Why these settings, in sentences: what was found, what it is compared with, and what is not known."""
 
 from __future__ import annotations
 
-import dataclasses
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-from offloadtune import stats
 from offloadtune.footprint import estimate_footprint
-from offloadtune.records import (
-    Comparison,
-    Estimate,
-    Figures,
-    Goal,
-    Outcome,
-    Recommendation,
-    Settings,
-    Target,
-    TrialResult,
-    Verdict,
-    Visit,
-    Workload,
-)
+from offloadtune.recommend.evidence import Case
+from offloadtune.recommend.looks import N_ROUNDS_LEAST, N_ROUNDS_MOST
+from offloadtune.records import Comparison, Figures, Goal, Outcome, Settings, Target, TrialResult, Verdict
 from offloadtune.search import (
     N_CTX_SHIPPED,
     Space,
     baseline_trials,
     can_fit,
-    candidates,
     is_feasible,
     is_over_limit,
-    measured,
     ran_out,
-    result_cost,
-    visit_cost,
 )
-from offloadtune.units import format_bytes, format_ratio, format_seconds, format_tok_per_s
+from offloadtune.stats import PairedComparison, inverse
+from offloadtune.units import format_bytes, format_count, format_ratio, format_seconds, format_tok_per_s
 
-Round = Mapping[Settings, tuple[Visit, ...]]
-"""One round of the side-by-side comparison: the visits of each finalist."""
-
-_ONE = Estimate(p50=1.0, low=1.0, high=1.0, n_samples=0, coverage_frac=1.0)
 _GOAL_WORDS = {
     Goal.TURN: "the whole turn",
     Goal.TTFT: "the first token",
@@ -54,132 +29,17 @@ _GOAL_WORDS = {
 }
 
 
-def figures(visits: Sequence[Visit], workload: Workload) -> Figures:
-    """What `visits` say of the workload, warm-ups left out. Raises ValueError without any other."""
-    counted = measured(visits)
-    if not counted:
-        message = "no visit to take figures from"
-        raise ValueError(message)
-    return Figures(
-        ttft_s=stats.estimate_median([visit.ttft_s for visit in counted]),
-        decode_tok_per_s=stats.estimate_median([1 / visit.token_s for visit in counted]),
-        prefill_tok_per_s=stats.estimate_median([visit.prefill_tok_per_s for visit in counted]),
-        turn_s=stats.estimate_median([visit.turn_s(workload.n_gen) for visit in counted]),
-    )
-
-
-def counted_visits(result: TrialResult, rounds: Sequence[Round]) -> tuple[Visit, ...]:
-    """The visits its figures are taken from: those of the rounds, once two hold it; before that its first ones too.
-
-    First visits follow right after the feasibility run, so they are warmer than those of the rounds.
-    """
-    held = [one[result.trial.settings] for one in rounds if result.trial.settings in one]
-    later = tuple(visit for visits in held for visit in visits)
-    return later if len(held) > 1 else (*result.visits, *later)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
-    """The whole evidence of one sweep, and what is computed of it again and again."""
-
-    space: Space
-    results: Sequence[TrialResult]
-    rounds: Sequence[Round]
-
-    @property
-    def noise_frac(self) -> float:
-        """A/A noise of this sweep: how much the same settings differ from one round to the next."""
-        everywhere = [settings for settings in (self.rounds or [{}])[0] if self.is_in_rounds(settings)]
-        return stats.session_noise_frac([self.round_costs(settings) for settings in everywhere])
-
-    @property
-    def feasible(self) -> dict[Settings, TrialResult]:
-        return {result.trial.settings: result for result in candidates(self.space, self.results)}
-
-    def is_in_rounds(self, settings: Settings) -> bool:
-        """Whether every round holds `settings`: a finalist that fails later is in the first ones only."""
-        return all(settings in one for one in self.rounds)
-
-    def round_costs(self, settings: Settings) -> list[float]:
-        goal, workload = self.space.goal, self.space.workload
-        return [
-            statistics.median(visit_cost(visit, goal, workload) for visit in measured(one[settings]))
-            for one in self.rounds
-        ]
-
-    def figures(self, result: TrialResult) -> Figures:
-        return figures(counted_visits(result, self.rounds), self.space.workload)
-
-    def first_cost(self, result: TrialResult) -> float:
-        return result_cost(result, self.space.goal, self.space.workload)[1]
-
-    def rank(self, settings: Settings) -> tuple[float, float]:
-        first, cost = result_cost(self.feasible[settings], self.space.goal, self.space.workload)
-        return first, statistics.median(self.round_costs(settings)) if self.rounds else cost
-
-    def compare(self, name: str, other: Settings, chosen: Settings) -> Comparison:
-        """`other` against `chosen`; the same settings need no measuring to be the same."""
-        if other == chosen:
-            return Comparison(against=name, ratio=_ONE, verdict=Verdict.SAME)
-        ratio = stats.estimate_ratio(self.round_costs(other), self.round_costs(chosen))
-        return Comparison(against=name, ratio=ratio, verdict=stats.judge(ratio, self.noise_frac))
-
-    def tied_with(self, best: Settings, entrants: Sequence[Settings]) -> list[Settings]:
-        """`best` and every entrant that the rounds cannot tell from it."""
-        if not self.rounds:
-            return [best]
-        if self.space.goal is Goal.CONTEXT:
-            entrants = [settings for settings in entrants if settings.n_ctx == best.n_ctx]
-        return [s for s in entrants if stats.is_tie(self.compare("", s, best).ratio, self.noise_frac)]
-
-
-def recommend(space: Space, results: Sequence[TrialResult], rounds: Sequence[Round]) -> Recommendation | None:
-    """The answer so far, or None when no feasible trial has been measured. `rounds` may be empty."""
-    case = _Case(space=space, results=results, rounds=rounds)
-    feasible = case.feasible
-    if not feasible:
-        return None
-    entrants = [settings for settings in feasible if case.is_in_rounds(settings)]
-    if not entrants:  # all that were compared have failed since
-        return recommend(space, results, ())
-    best = min(entrants, key=case.rank)
-    tied = case.tied_with(best, entrants)
-    baselines = baseline_trials(space)
-    defaults = baselines["default"].settings
-    chosen = min(tied, key=lambda settings: (n_changes(settings, defaults), case.rank(settings)))
-    result = feasible[chosen]
-    versus = tuple(
-        case.compare(name, trial.settings, chosen)
-        for name, trial in baselines.items()
-        if trial.settings == chosen or (rounds and case.is_in_rounds(trial.settings))
-    )
-    return Recommendation(
-        goal=space.goal,
-        workload=space.workload,
-        trial=result.trial,
-        figures=case.figures(result),
-        peak_bytes=result.device_peak_bytes,
-        host_peak_rss_bytes=result.host_peak_rss_bytes,
-        versus=versus,
-        reasons=tuple(_reasons(case, result, versus, n_tied=len(tied) if chosen != best else 1)),
-        evidence_trial_ids=tuple(feasible[settings].trial.trial_id for settings in entrants),
-    )
-
-
-def n_changes(settings: Settings, defaults: Settings) -> int:
-    """How many settings differ from `defaults`."""
-    ours, theirs = dataclasses.asdict(settings), dataclasses.asdict(defaults)
-    return sum(ours[name] != theirs[name] for name in ours)
-
-
-def _reasons(case: _Case, chosen: TrialResult, versus: Sequence[Comparison], n_tied: int) -> Iterator[str]:
+def reasons(
+    case: Case, chosen: TrialResult, versus: Sequence[Comparison], *, best: Settings, n_tied: int
+) -> Iterator[str]:
+    """What is to be said of the choice; `n_tied` may stand for the fastest, `best`, as far as the rounds tell."""
     space, settings = case.space, chosen.trial.settings
     yield _placement_reason(case, chosen)
     for one in versus:
-        yield _versus_reason(space, one, has_rounds=bool(case.rounds))
+        yield _versus_reason(case, one, settings)
     yield from _missing_reasons(case, versus)
-    if n_tied > 1:
-        yield f"{n_tied} of the settings compared are the same within the noise; these change the least."
+    if settings != best:
+        yield _tie_reason(case, settings, best, n_tied)
     if settings.flash_attn_type == "enabled" and "flash_attn_type" not in space.fixed:
         yield "Flash attention is on: it changes the order of the arithmetic, not the precision stored."
     for name, value in ((name, value) for name, value in space.kept.items() if name not in space.fixed):
@@ -193,7 +53,15 @@ def _reasons(case: _Case, chosen: TrialResult, versus: Sequence[Comparison], n_t
         yield f"Noise of this sweep: the same settings differ by {noise} (median) from one round to the next."
 
 
-def _missing_reasons(case: _Case, versus: Sequence[Comparison]) -> Iterator[str]:
+def _tie_reason(case: Case, ours: Settings, best: Settings, n_tied: int) -> str:
+    found = case.pairs(ours, best)
+    if found.is_decided:
+        return f"{n_tied} of the settings compared are the same within the noise; these change the least."
+    tied = f"{n_tied} of the settings compared are not told apart beyond the noise; these change the least"
+    return f"{tied}{_more_words(found)}."
+
+
+def _missing_reasons(case: Case, versus: Sequence[Comparison]) -> Iterator[str]:
     """Why there is no verdict against a baseline; where only the rounds are missing, that is said for all at once."""
     compared, by_settings = {one.against for one in versus}, {r.trial.settings: r for r in case.results}
     for name, trial in baseline_trials(case.space).items():
@@ -217,7 +85,7 @@ def _missing_reasons(case: _Case, versus: Sequence[Comparison]) -> Iterator[str]
         yield f"No verdict against llama.cpp's --fit rule: {case.space.no_fit}."
 
 
-def _context_reasons(case: _Case, chosen: TrialResult) -> Iterator[str]:
+def _context_reasons(case: Case, chosen: TrialResult) -> Iterator[str]:
     """What more context would have cost, where that was tried."""
     settings, goal = chosen.trial.settings, case.space.goal
     for result in case.results:
@@ -232,7 +100,7 @@ def _context_reasons(case: _Case, chosen: TrialResult) -> Iterator[str]:
             yield f"A context of {n_ctx} {_end_words(case, result)}."
 
 
-def _end_words(case: _Case, result: TrialResult) -> str:
+def _end_words(case: Case, result: TrialResult) -> str:
     """How a trial ended that cannot be recommended: what follows after "it"."""
     reason = result.reason.rstrip(".")
     if is_over_limit(result, case.space.limit_bytes):
@@ -250,7 +118,7 @@ def _limit_words(space: Space, n_bytes: int) -> str:
     return f"{format_bytes(n_bytes)}, over your limit of {format_bytes(space.limit_bytes or 0)}"
 
 
-def _placement_reason(case: _Case, chosen: TrialResult) -> str:
+def _placement_reason(case: Case, chosen: TrialResult) -> str:
     space, settings = case.space, chosen.trial.settings
     if not space.has_devices:
         return "Everything runs on the CPU: the engine lists no other device."
@@ -264,7 +132,7 @@ def _placement_reason(case: _Case, chosen: TrialResult) -> str:
     return f"{layers}, as you asked." if is_fixed else f"{layers}; {_more_layers_words(case, settings)}."
 
 
-def _more_layers_words(case: _Case, settings: Settings) -> str:
+def _more_layers_words(case: Case, settings: Settings) -> str:
     """What is known of more layers on the device than the settings chosen have."""
     space, n_layers = case.space, settings.n_gpu_layers
     more = [r for r in case.results if r.trial.settings.n_gpu_layers > n_layers and r.outcome is not Outcome.CANCELLED]
@@ -283,7 +151,7 @@ def _more_layers_words(case: _Case, settings: Settings) -> str:
     return _ended_words(case, min(ended, key=lambda r: r.trial.settings.n_gpu_layers), n_layers)
 
 
-def _asks_no_more(case: _Case, other: Settings, settings: Settings) -> bool:
+def _asks_no_more(case: Case, other: Settings, settings: Settings) -> bool:
     """Whether, with as many layers, `other` would not need more than `settings`: only then its end says something."""
     sizes = [
         estimate_footprint(case.space.facts, one.replace(n_gpu_layers=settings.n_gpu_layers)).bytes
@@ -292,7 +160,7 @@ def _asks_no_more(case: _Case, other: Settings, settings: Settings) -> bool:
     return sizes[0] <= sizes[1]
 
 
-def _ended_words(case: _Case, result: TrialResult, n_layers: int) -> str:
+def _ended_words(case: Case, result: TrialResult, n_layers: int) -> str:
     """How the nearest trial with more than `n_layers` on the device ended."""
     tried = result.trial.settings.n_gpu_layers
     if is_over_limit(result, case.space.limit_bytes):
@@ -307,7 +175,7 @@ def _ended_words(case: _Case, result: TrialResult, n_layers: int) -> str:
     return f"{tried} were tried and {_end_words(case, result)}"
 
 
-def _no_offload_reason(case: _Case, chosen: TrialResult) -> str:
+def _no_offload_reason(case: Case, chosen: TrialResult) -> str:
     space, ours = case.space, chosen.trial.settings
     rivals = [r for s, r in case.feasible.items() if s.offloads and s.n_ctx >= ours.n_ctx]
     one_layer = ours.replace(devices=None, n_gpu_layers=1)
@@ -318,11 +186,10 @@ def _no_offload_reason(case: _Case, chosen: TrialResult) -> str:
     in_rounds = [result for result in rivals if case.rounds and case.is_in_rounds(result.trial.settings)]
     if in_rounds:
         rival = min(in_rounds, key=lambda result: case.rank(result.trial.settings))
-        ratio = case.compare("", rival.trial.settings, ours).ratio
+        is_tie = case.is_tie(rival.trial.settings, ours)
     else:
         rival = min(rivals, key=case.first_cost)
-        ratio = stats.estimate_ratio([case.first_cost(rival)], [case.first_cost(chosen)])
-    is_tie = stats.is_tie(ratio, case.noise_frac)
+        is_tie = case.first_cost(rival) <= (1 + case.noise_frac) * case.first_cost(chosen)
     opening = "Offloading gains nothing beyond the noise" if is_tie else "Do not offload"
     how = "the CPU alone" if ours.devices == () else "with every layer on the CPU it"
     layers = f"with {rival.trial.settings.n_gpu_layers} of {space.everything} layers on the device it"
@@ -340,7 +207,7 @@ def _no_room_words(space: Space, one_layer: Settings) -> str:
     return f"even one layer needs at least {format_bytes(needed)}, and {whose}"
 
 
-def _no_rival_words(case: _Case, ours: Settings) -> str:
+def _no_rival_words(case: Case, ours: Settings) -> str:
     """What no placement on the device did."""
     limit_bytes = case.space.limit_bytes
     if any(settings.offloads for settings in case.feasible):
@@ -365,16 +232,29 @@ def _baseline_words(space: Space, name: str) -> str:
     }[name]
 
 
-def _versus_reason(space: Space, comparison: Comparison, *, has_rounds: bool) -> str:
-    name, ratio = _baseline_words(space, comparison.against), comparison.ratio
+def _versus_reason(case: Case, comparison: Comparison, ours: Settings) -> str:
+    name, ratio = _baseline_words(case.space, comparison.against), comparison.ratio
     if ratio.n_samples == 0:  # the same settings
-        compared = ": nothing compared side by side was better beyond the noise" if has_rounds else ""
+        compared = ": nothing compared side by side was better beyond the noise" if case.rounds else ""
         return f"These are the settings of {name}{compared}."
     if comparison.verdict is Verdict.SLOWER:
-        ratio = dataclasses.replace(ratio, p50=1 / ratio.p50, low=1 / ratio.high, high=1 / ratio.low)
-    if ratio.n_samples == 1:
-        return f"{format_ratio(ratio.p50)} as long with {name}, by a single round: too few to tell."
+        ratio = inverse(ratio)
+    if ratio.n_samples < N_ROUNDS_LEAST:
+        rounds = {1: "a single round", 2: "two rounds"}[ratio.n_samples]
+        return f"{format_ratio(ratio.p50)} as long with {name}, by {rounds}: too few to tell."
     interval = f"95 % interval {format_ratio(ratio.low)} to {format_ratio(ratio.high)}, {ratio.n_samples} rounds"
-    if comparison.verdict is Verdict.SAME:
+    if comparison.verdict is not Verdict.SAME:
+        faster = f"{format_ratio(ratio.p50)} {comparison.verdict} than {name}"
+        return f"{faster} for {_GOAL_WORDS[case.space.goal]} ({interval})."
+    found = case.pairs(baseline_trials(case.space)[comparison.against].settings, ours)
+    if found.is_decided:
         return f"Same as {name} within the noise ({interval})."
-    return f"{format_ratio(ratio.p50)} {comparison.verdict} than {name} for {_GOAL_WORDS[space.goal]} ({interval})."
+    return f"No difference from {name} shown beyond the noise ({interval}){_more_words(found)}."
+
+
+def _more_words(found: PairedComparison) -> str:
+    """How many more rounds would decide what is open, where a sweep may have as many."""
+    n_more = found.n_more_pairs
+    if n_more is None or found.ratio.n_samples + n_more > N_ROUNDS_MOST:
+        return f": {N_ROUNDS_MOST} rounds would hardly decide it"
+    return f": about {format_count(n_more, 'more round')} would decide it, with a larger --budget"

@@ -1,0 +1,95 @@
+"""Who is recommended. "Simple" is the number of settings a user would have to change from the target's defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from offloadtune.recommend.evidence import Case, Round
+from offloadtune.recommend.looks import N_ROUNDS_A_LOOK
+from offloadtune.recommend.reasons import reasons
+from offloadtune.records import Recommendation, Settings, TrialResult
+from offloadtune.search import Space, baseline_trials
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """`chosen` is the simplest of the `tied`, of which `best` is the fastest."""
+
+    chosen: Settings
+    best: Settings
+    tied: list[Settings]
+    entrants: list[Settings]
+
+
+def recommend(
+    space: Space, results: Sequence[TrialResult], rounds: Sequence[Round], *, n_looks: int = 1
+) -> Recommendation | None:
+    """The answer so far, or None when no feasible trial has been measured. `rounds` may be empty.
+
+    `n_looks` were planned at the rounds before the first of them (see `plan_looks`).
+    """
+    case = Case(space=space, results=results, rounds=rounds, n_looks=n_looks)
+    choice = _choose(case)
+    if choice is None:  # nothing ran, or all that were compared have failed since
+        return recommend(space, results, ()) if rounds else None
+    result = case.feasible[choice.chosen]
+    versus = tuple(
+        case.compare(name, settings, choice.chosen) for name, settings in _compared(case, choice.chosen).items()
+    )
+    return Recommendation(
+        goal=space.goal,
+        workload=space.workload,
+        trial=result.trial,
+        figures=case.figures(result),
+        peak_bytes=result.device_peak_bytes,
+        host_peak_rss_bytes=result.host_peak_rss_bytes,
+        versus=versus,
+        reasons=tuple(reasons(case, result, versus, best=choice.best, n_tied=len(choice.tied))),
+        evidence_trial_ids=tuple(case.feasible[settings].trial.trial_id for settings in choice.entrants),
+    )
+
+
+def is_decided(space: Space, results: Sequence[TrialResult], rounds: Sequence[Round], *, n_looks: int) -> bool:
+    """Whether a look is due after these rounds and decides all that is said of the best.
+
+    That is the comparison with each baseline and with the fastest, and of the two fastest with each other.
+    """
+    if not rounds or len(rounds) % N_ROUNDS_A_LOOK:
+        return False
+    case = Case(space=space, results=results, rounds=rounds, n_looks=n_looks)
+    choice = _choose(case)
+    if choice is None:
+        return False
+    best, *others = sorted(choice.entrants, key=case.rank)
+    pairs = {(settings, choice.chosen) for settings in _compared(case, choice.chosen).values()}
+    pairs |= {(choice.chosen, best)}
+    pairs |= {(second, best) for second in others[:1] if case.rank(second)[0] == case.rank(best)[0]}
+    return all(case.pairs(other, ours).is_decided for other, ours in pairs if other != ours)
+
+
+def n_changes(settings: Settings, defaults: Settings) -> int:
+    """How many settings differ from `defaults`."""
+    ours, theirs = dataclasses.asdict(settings), dataclasses.asdict(defaults)
+    return sum(ours[name] != theirs[name] for name in ours)
+
+
+def _choose(case: Case) -> _Choice | None:
+    entrants = [settings for settings in case.feasible if case.is_in_rounds(settings)]
+    if not entrants:
+        return None
+    best = min(entrants, key=case.rank)
+    tied = case.tied_with(best, entrants)
+    defaults = baseline_trials(case.space)["default"].settings
+    chosen = min(tied, key=lambda settings: (n_changes(settings, defaults), case.rank(settings)))
+    return _Choice(chosen=chosen, best=best, tied=tied, entrants=entrants)
+
+
+def _compared(case: Case, chosen: Settings) -> dict[str, Settings]:
+    """The baselines that the rounds say something of, by name."""
+    return {
+        name: trial.settings
+        for name, trial in baseline_trials(case.space).items()
+        if trial.settings == chosen or (case.rounds and case.is_in_rounds(trial.settings))
+    }

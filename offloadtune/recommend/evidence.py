@@ -1,0 +1,120 @@
+"""What a sweep has shown: figures of visits, and how settings compare by the rounds they shared."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from offloadtune import stats
+from offloadtune.recommend.looks import N_ROUNDS_LEAST, confidence_at
+from offloadtune.records import Comparison, Estimate, Figures, Goal, Settings, TrialResult, Verdict, Visit, Workload
+from offloadtune.search import Space, candidates, measured, result_cost, visit_cost
+
+Round = Mapping[Settings, tuple[Visit, ...]]
+"""One round of the side-by-side comparison: the visits of each finalist."""
+
+_ONE = Estimate(p50=1.0, low=1.0, high=1.0, n_samples=0, coverage_frac=1.0)
+
+
+def figures(visits: Sequence[Visit], workload: Workload) -> Figures:
+    """What `visits` say of the workload, warm-ups left out. Raises ValueError without any other."""
+    counted = measured(visits)
+    if not counted:
+        message = "no visit to take figures from"
+        raise ValueError(message)
+    return Figures(
+        ttft_s=stats.estimate_median([visit.ttft_s for visit in counted]),
+        decode_tok_per_s=stats.estimate_median([1 / visit.token_s for visit in counted]),
+        prefill_tok_per_s=stats.estimate_median([visit.prefill_tok_per_s for visit in counted]),
+        turn_s=stats.estimate_median([visit.turn_s(workload.n_gen) for visit in counted]),
+    )
+
+
+def counted_visits(result: TrialResult, rounds: Sequence[Round]) -> tuple[Visit, ...]:
+    """The visits its figures are taken from: those of the rounds, once two hold it; before that its first ones too.
+
+    First visits follow right after the feasibility run, so they are warmer than those of the rounds.
+    """
+    held = [one[result.trial.settings] for one in rounds if result.trial.settings in one]
+    later = tuple(visit for visits in held for visit in visits)
+    return later if len(held) > 1 else (*result.visits, *later)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """The whole evidence of one sweep, and what is computed of it again and again.
+
+    `n_looks` were planned at the rounds.
+    """
+
+    space: Space
+    results: Sequence[TrialResult]
+    rounds: Sequence[Round]
+    n_looks: int
+
+    @property
+    def noise_frac(self) -> float:
+        """Noise of this sweep: how much the same settings differ from one round to the next."""
+        everywhere = [settings for settings in (self.rounds or [{}])[0] if self.is_in_rounds(settings)]
+        return stats.session_noise_frac([self.round_costs(settings) for settings in everywhere])
+
+    @property
+    def feasible(self) -> dict[Settings, TrialResult]:
+        return {result.trial.settings: result for result in candidates(self.space, self.results)}
+
+    def is_in_rounds(self, settings: Settings) -> bool:
+        """Whether every round holds `settings`: a finalist that fails later is in the first ones only."""
+        return all(settings in one for one in self.rounds)
+
+    def round_costs(self, settings: Settings) -> list[float]:
+        goal, workload = self.space.goal, self.space.workload
+        return [
+            statistics.median(visit_cost(visit, goal, workload) for visit in measured(one[settings]))
+            for one in self.rounds
+        ]
+
+    def figures(self, result: TrialResult) -> Figures:
+        return figures(counted_visits(result, self.rounds), self.space.workload)
+
+    def first_cost(self, result: TrialResult) -> float:
+        return result_cost(result, self.space.goal, self.space.workload)[1]
+
+    def rank(self, settings: Settings) -> tuple[float, float]:
+        first, cost = result_cost(self.feasible[settings], self.space.goal, self.space.workload)
+        return first, statistics.median(self.round_costs(settings)) if self.rounds else cost
+
+    def pairs(self, other: Settings, chosen: Settings) -> stats.PairedComparison:
+        """`chosen` against `other` by the rounds, at the confidence that this look has."""
+        confidence_frac = confidence_at(len(self.rounds), self.n_looks)
+        return stats.compare_pairs(
+            self.round_costs(other), self.round_costs(chosen), self.noise_frac, confidence_frac=confidence_frac
+        )
+
+    def compare(self, name: str, other: Settings, chosen: Settings) -> Comparison:
+        """`other` against `chosen`; the same settings need no measuring to be the same."""
+        if other == chosen:
+            return Comparison(against=name, ratio=_ONE, verdict=Verdict.SAME)
+        found = self.pairs(other, chosen)
+        verdict = found.verdict if len(self.rounds) >= N_ROUNDS_LEAST else Verdict.SAME
+        return Comparison(against=name, ratio=stats.inverse(found.ratio), verdict=verdict)
+
+    def is_tie(self, other: Settings, best: Settings) -> bool:
+        """Whether the slower `other` may stand for `best`: inside the noise, or inside an interval of enough rounds.
+
+        With fewer the interval says next to nothing, and taking it for a tie would always choose the default.
+        """
+        if other == best:
+            return True
+        found = self.pairs(other, best)
+        if len(self.rounds) < N_ROUNDS_LEAST:
+            return 1 / found.ratio.p50 <= 1 + found.noise_frac
+        return found.verdict is not Verdict.FASTER
+
+    def tied_with(self, best: Settings, entrants: Sequence[Settings]) -> list[Settings]:
+        """`best` and every entrant that the rounds cannot tell from it."""
+        if not self.rounds:
+            return [best]
+        if self.space.goal is Goal.CONTEXT:
+            entrants = [settings for settings in entrants if settings.n_ctx == best.n_ctx]
+        return [settings for settings in entrants if self.is_tie(settings, best)]

@@ -1,0 +1,113 @@
+"""The rounds of a sweep: in which order, how many, and what is written down of their looks."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from synthetic import WORKLOAD, made_up_facts, made_up_space, ok_result, visit
+
+from offloadtune.pipeline.measuring import Measuring, _shuffled
+from offloadtune.records import Settings, Trial, Visit
+from offloadtune.search import baseline_trials
+
+SPACE = made_up_space(made_up_facts(), device_bytes=8 << 30)
+DEFAULT, FIT = (baseline_trials(SPACE)[name] for name in ("default", "fit"))
+
+
+def turn_visit(turn_s: float) -> Visit:
+    return visit(ttft_s=turn_s / 2, token_s=turn_s / 2 / (WORKLOAD.n_gen - 1))
+
+
+def compared(turn_s: Callable[[Settings], float], n_affordable: int, **earlier: Any) -> Any:
+    """A sweep whose trials are done, after its rounds; each visit takes what `turn_s` says, in no time at all.
+
+    The budget looks to be enough for so many rounds.
+    """
+    sweep: Any = object.__new__(Measuring)
+    sweep.space = SPACE
+    sweep.results = [ok_result(trial, (turn_visit(1.0),), peak_bytes=0) for trial in (FIT, DEFAULT)]
+    sweep.rounds, sweep.n_looks, sweep.plan, sweep.is_gone = [], 1, None, False
+    sweep.start_s = time.monotonic()
+    sweep.told, sweep.looks = [], []
+    sweep.listen = sweep.told.append
+
+    def revisit(trial: Trial, _plan: object, *, timeout_s: float) -> tuple[Visit, ...]:
+        assert timeout_s > 0
+        return (turn_visit(turn_s(trial.settings)),)
+
+    sweep.runner = SimpleNamespace(revisit=revisit)
+    sweep.journal = SimpleNamespace(append_round=lambda _visits: None, append_looks=sweep.looks.append)
+    sweep.request = SimpleNamespace(budget_s=(n_affordable + 0.5) * sweep._round_s((FIT, DEFAULT)))
+    for name, value in earlier.items():
+        setattr(sweep, name, value)
+    sweep._compare()
+    return sweep
+
+
+def clearly(settings: Settings) -> float:
+    """The defaults take twice as long, but for a few percent."""
+    return next(JITTER) * (2.0 if settings == DEFAULT.settings else 1.0)
+
+
+def hardly(settings: Settings) -> float:
+    """The defaults take a fifth longer, and visits differ by as much."""
+    return next(SWINGS) * (1.2 if settings == DEFAULT.settings else 1.0)
+
+
+JITTER = itertools.cycle([1.0, 1.03, 0.98, 1.01, 0.99])
+SWINGS: Iterator[float] = iter(np.exp(np.random.default_rng(3).normal(0, 0.25, 1000)).tolist())
+
+
+def test_rounds_end_at_the_first_look_that_decides_and_the_looks_are_written_down_before() -> None:
+    sweep = compared(clearly, n_affordable=300)
+    assert (len(sweep.rounds), sweep.looks) == (7, [5])
+    assert len(sweep.told) == 7
+
+
+def test_what_stays_open_takes_all_looks_that_were_planned() -> None:
+    sweep = compared(hardly, n_affordable=20)
+    assert (len(sweep.rounds), sweep.looks) == (14, [2])
+    assert len(compared(hardly, n_affordable=7).rounds) == 7
+
+
+def test_what_is_decided_is_not_measured_again_and_what_is_open_goes_on_with_more_time() -> None:
+    done = compared(clearly, n_affordable=7)
+    assert (len(done.rounds), done.n_looks) == (7, 1)
+    again = compared(clearly, n_affordable=300, rounds=list(done.rounds), n_looks=1)
+    assert (len(again.rounds), again.looks) == (7, [])
+    still_open = compared(hardly, n_affordable=7)
+    longer = compared(hardly, n_affordable=300, rounds=list(still_open.rounds), n_looks=1)
+    assert len(longer.rounds) > 7
+    assert longer.looks == [5]
+
+
+def test_no_time_no_round() -> None:
+    sweep = compared(clearly, n_affordable=0)
+    assert (sweep.rounds, sweep.told) == ([], [])
+
+
+def trials(n_placements: int, n_each: int) -> list[Trial]:
+    return [
+        SPACE.trial(FIT.settings.replace(n_gpu_layers=layers, n_ubatch=64 << i), "a test")
+        for layers in range(n_placements)
+        for i in range(n_each)
+    ]
+
+
+@pytest.mark.parametrize(("n_placements", "n_each"), [(1, 2), (1, 5), (2, 1), (3, 2)])
+def test_the_order_of_a_round_is_by_chance_and_each_placement_is_loaded_once(n_placements: int, n_each: int) -> None:
+    finalists = trials(n_placements, n_each)
+    orders = [_shuffled(finalists, seed) for seed in range(400)]
+    assert orders == [_shuffled(finalists, seed) for seed in range(400)]
+    for order in orders:
+        assert set(order) == set(finalists)
+        assert len([key for key, _ in itertools.groupby(order, lambda t: t.settings.placement)]) == n_placements
+    for one, other in itertools.combinations(finalists, 2):
+        n_first = sum(order.index(one) < order.index(other) for order in orders)
+        assert 150 < n_first < 250
