@@ -13,7 +13,9 @@ from golden import FOLDER
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloadtune.errors import UsageError
+from offloadtune import store
+from offloadtune.cli import rows as command
+from offloadtune.errors import StoreError, UsageError
 from offloadtune.export import render_rows
 from offloadtune.logs import ReadRows, read_rows
 from offloadtune.rows import FIELDS, BenchRow, FieldKind
@@ -181,6 +183,80 @@ def test_missing_and_huge_files_are_refused(tmp_path: Path) -> None:
         stream.truncate(65 << 20)
     with pytest.raises(UsageError, match="is larger than the 64 MiB"):
         read_rows(tmp_path / "huge")
+
+
+# --- what is kept --------------------------------------------------------------------------------------------------
+
+
+def test_a_torn_line_loses_itself_alone(tmp_path: Path) -> None:
+    rows = read_rows(REAL / "real.jsonl").rows
+    path = store.append_rows(tmp_path, rows[:2])
+    with path.open("rb+") as stream:
+        stream.truncate(path.stat().st_size - 9)
+    assert store.read_stored_rows(tmp_path).own == rows[:1]
+    store.append_rows(tmp_path, rows[2:3])
+    assert store.read_stored_rows(tmp_path).own == (rows[0], rows[2])
+
+
+def test_an_edited_line_is_an_error(tmp_path: Path) -> None:
+    path = store.append_rows(tmp_path, read_rows(REAL / "real.jsonl").rows)
+    path.write_bytes(b'{"a": 1}\n' + path.read_bytes())
+    with pytest.raises(StoreError, match="no row: line 1"):
+        store.read_stored_rows(tmp_path)
+
+
+def test_imported_rows_are_told_apart_by_machine_and_never_mixed_with_own(tmp_path: Path) -> None:
+    rows = read_rows(REAL / "real.jsonl").rows
+    other = tuple(dataclasses.replace(row, fields={**row.fields, "gpu_info": "RTX"}) for row in rows)
+    store.append_rows(tmp_path, rows[:1])
+    path, was_known = store.keep_imported(tmp_path, [*rows, *other])
+    assert (path.parent, was_known) == (tmp_path / "imports", False)
+    assert store.keep_imported(tmp_path, [*rows, *other]) == (path, True)
+    stored = store.read_stored_rows(tmp_path)
+    assert stored.own == rows[:1]
+    assert stored.imported == {"AMD EPYC": rows, "AMD EPYC, RTX": other}
+
+
+# --- options of the command ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("texts", "values"),
+    [
+        (["512"], (512,)),
+        (["512,1024", "7"], (512, 1024, 7)),
+        (["0-4096+1024"], (0, 1024, 2048, 3072, 4096)),
+        (["256-4096*2"], (256, 512, 1024, 2048, 4096)),
+        (["1-4"], (1, 2, 3, 4)),
+        ([], ()),
+    ],
+)
+def test_lists_and_ranges_are_those_of_llama_bench(texts: list[str], values: tuple[int, ...]) -> None:
+    assert command.numbers("-p", texts) == values
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1,", "4-1", "0-8*2", "1-4+0", "0-99999", "1" * 60, "9999999999"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="-p "):
+        command.numbers("-p", [text])
+
+
+def test_layers_may_be_all_of_them() -> None:
+    assert command.numbers("-ngl", ["-1", "0-2"], least=-1) == (-1, 0, 1, 2)
+
+
+def test_pairs_and_switches() -> None:
+    assert command.pair("-pg", "512,128") == (512, 128)
+    assert command.switches("--repack", ["0,1"]) == (False, True)
+    assert command.flash_attentions("-fa", ["1,off,auto"]) == ("on", "off", "auto")
+    for call in (
+        lambda: command.pair("-pg", "512"),
+        lambda: command.switches("--repack", ["2"]),
+        lambda: command.flash_attentions("-fa", ["maybe"]),
+        lambda: command.run(Path("none.gguf"), output="xml"),
+    ):
+        with pytest.raises(UsageError):
+            call()
 
 
 # --- round trips ---------------------------------------------------------------------------------------------------
