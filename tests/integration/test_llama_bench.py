@@ -115,7 +115,7 @@ def test_a_death_is_told_in_a_sentence_with_a_next_step(smollm2_path: Path) -> N
 
 
 def test_the_command_prints_a_row_for_each_value(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command.run(smollm2_path, ["8"], ["0"], n_batch=["8,4"], n_threads=["2"], n_reps=1, output="jsonl")
+    command.run(smollm2_path, ["-p", "8", "-n", "0", "-b", "8,4", "-t", "2", "-r", "1", "-o", "jsonl"], ())
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(row["n_batch"], row["n_prompt"], len(row["samples_ns"])) for row in printed] == [(8, 8, 1), (4, 8, 1)]
 

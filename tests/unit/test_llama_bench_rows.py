@@ -253,7 +253,9 @@ def test_pairs_and_switches() -> None:
         lambda: command.pair("-pg", "512"),
         lambda: command.switches("--repack", ["2"]),
         lambda: command.flash_attentions("-fa", ["maybe"]),
-        lambda: command.run(Path("none.gguf"), output="xml"),
+        lambda: command.run(Path("none.gguf"), ["-o", "xml"], ()),
+        lambda: command.run(Path("none.gguf"), ["--no-such-option"], ()),
+        lambda: command.run(Path("none.gguf"), ["-p"], ()),
     ):
         with pytest.raises(UsageError):
             call()
