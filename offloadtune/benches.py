@@ -71,8 +71,7 @@ class AnchorReading:
 class BenchVisit:
     """One visit of the measure named `measure`, `at_s` after the run began.
 
-    `disturbed_by` says in full sentences what else went on meanwhile; a disturbed visit is kept, and replaced by
-    another. `is_thrown_away`: the first of a new engine build or driver, which compiles and fills caches.
+    The first ones of a new engine build or driver compile and fill caches: they are marked as warm-ups.
     `anchor` is the reading taken just before it.
     """
 
@@ -80,12 +79,6 @@ class BenchVisit:
     at_s: float
     visit: Visit
     anchor: AnchorReading | None = None
-    disturbed_by: tuple[str, ...] = ()
-    is_thrown_away: bool = False
-
-    @property
-    def counts(self) -> bool:
-        return not self.disturbed_by and not self.is_thrown_away and not self.visit.is_warmup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +128,7 @@ class BenchRun:
 
     def visits_of(self, measure: str) -> tuple[BenchVisit, ...]:
         """The visits that count."""
-        return tuple(one for one in self.visits if one.measure == measure and one.counts)
+        return tuple(one for one in self.visits if one.measure == measure and one.visit.counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

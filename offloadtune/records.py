@@ -361,6 +361,8 @@ class Trial:
 class Visit:
     """One timed passage of the workload through a context. Times are raw; a warm-up is kept and marked.
 
+    So is a disturbed visit, and another takes its place: `disturbed_by` says in full sentences what went on meanwhile.
+
     `prefill_ns` reads `n_prompt_new` tokens after `n_prefix_cached` restored ones; each entry of `step_ns` is one
     decode with its synchronisation, of `sample_ns` the sampling after it. The first decode stands apart.
     `i_load` tells which load of the file it ran in: figures scatter more between loads than within one.
@@ -376,6 +378,11 @@ class Visit:
     first_decode_ns: int
     step_ns: tuple[int, ...]
     sample_ns: tuple[int, ...]
+    disturbed_by: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> bool:
+        return not self.is_warmup and not self.disturbed_by
 
     @property
     def ttft_s(self) -> float:

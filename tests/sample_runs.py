@@ -27,7 +27,7 @@ FIRST_DAY = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 def bench_visit(
-    measure: Measure, i_visit: int, *, slower: float = 1.0, anchor_slower: float | None = 1.0, **changes: Any
+    measure: Measure, i_visit: int, *, slower: float = 1.0, anchor_slower: float | None = 1.0, **of_visit: Any
 ) -> BenchVisit:
     """A passage of `measure` that takes `slower` times as long as usual; None: no anchor was read before it."""
     n_read, step_ns = measure.n_prompt_new, 25_000_000 + 2_000 * measure.n_prefix_cached
@@ -43,12 +43,11 @@ def bench_visit(
         step_ns=(round(step_ns * slower),) * measure.n_steps,
         sample_ns=(round(150_000 * slower),) * measure.n_steps,
     )
+    visit = dataclasses.replace(visit, **of_visit)
     anchor = anchor_slower and AnchorReading(
         multiply_ns=round(ANCHOR.multiply_ns * anchor_slower), stream_ns=round(ANCHOR.stream_ns * anchor_slower)
     )
-    return dataclasses.replace(
-        BenchVisit(measure=measure.name, at_s=2.5 * i_visit, visit=visit, anchor=anchor or None), **changes
-    )
+    return BenchVisit(measure=measure.name, at_s=2.5 * i_visit, visit=visit, anchor=anchor or None)
 
 
 def bench_run(

@@ -51,7 +51,7 @@ def _figures(run: BenchRun, measure: Measure) -> MeasureFigures:
     return MeasureFigures(
         measure=measure,
         n_visits=len(visits),
-        n_disturbed=sum(bool(one.disturbed_by) for one in run.visits if one.measure == measure.name),
+        n_disturbed=sum(bool(one.visit.disturbed_by) for one in run.visits if one.measure == measure.name),
         n_outliers=sum(stats.outlier_flags(main)) if is_enough else 0,
         ttft_s=quantiles([one.ttft_s for one in times]),
         prefill_tok_per_s=statistics.median(one.prefill_tok_per_s for one in times),
@@ -92,10 +92,10 @@ def _phase_fracs(visits: Sequence[Visit]) -> tuple[float, ...]:
 
 
 def _disturbance_notes(run: BenchRun) -> Iterator[str]:
-    disturbed = [one for one in run.visits if one.disturbed_by]
+    disturbed = [one for one in run.visits if one.visit.disturbed_by]
     if not disturbed:
         return
-    n, first = len(disturbed), disturbed[0].disturbed_by[0]
+    n, first = len(disturbed), disturbed[0].visit.disturbed_by[0]
     were = "was disturbed, does not count and was" if n == 1 else "were disturbed, do not count and were"
     yield f"{n} of {format_count(len(run.visits), 'visit')} {were} repeated: {first}"
     if len(disturbed) > _DISTURBED_MUCH_FRAC * len(run.visits):

@@ -54,7 +54,7 @@ def usual_anchor(runs: Iterable[BenchRun]) -> AnchorReading | None:
 
 def run_anchor(run: BenchRun) -> AnchorReading | None:
     """The median anchor of a run's visits that count."""
-    anchors = [one.anchor for one in run.visits if one.counts and one.anchor]
+    anchors = [one.anchor for one in run.visits if one.visit.counts and one.anchor]
     return _median_anchor(anchors) if anchors else None
 
 
@@ -331,8 +331,8 @@ def _anchor_warnings(newest: BenchRun, earlier: Sequence[BenchRun]) -> Iterator[
 
 def _unmeasured(newest: BenchRun, earlier: Sequence[BenchRun]) -> Iterator[str]:
     """What the run before could measure and this one could not."""
-    had = {one.measure for one in earlier[-1].visits if one.counts} if earlier else set()
-    has = {one.measure for one in newest.visits if one.counts}
+    had = {one.measure for one in earlier[-1].visits if one.visit.counts} if earlier else set()
+    has = {one.measure for one in newest.visits if one.visit.counts}
     reasons = {measure.name: "every visit was disturbed." for measure in newest.measures} | dict(newest.skipped)
     for name, reason in reasons.items():
         if name in had - has:

@@ -67,7 +67,7 @@ def _line(event: Event | BenchEvent) -> str:
     if isinstance(event, Said):
         return event.text
     if isinstance(event, MeasureVisited):
-        return visit_words(event.visit) if event.visit.disturbed_by else ""
+        return visit_words(event.visit) if event.visit.visit.disturbed_by else ""
     if isinstance(event, TrialFinished):
         return f"{event.result.trial.why}: {_result_words(event)}{_best_words(event.best)}"
     if isinstance(event, RoundFinished):

@@ -29,6 +29,7 @@ warming      whether an engine build ran here before
 trending     runs of a bench kept, and what they say over time
 staling      profiles that were made on something else than is here now
 gathering    a workload from a log of real requests
+undisturbed  trials measured again when something else ran
 watching     what else went on in the machine meanwhile
 rows         llama-bench's tests, and the rows of others
 interrupts   when Ctrl-C must wait

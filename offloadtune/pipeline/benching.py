@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import time
 from datetime import UTC, datetime
@@ -101,7 +102,7 @@ class Benching:
         self.skipped: dict[str, str] = {}
         self.loads: LoadTimes | None = None
         self.measures = bench.measures_of(request.workload)
-        self.is_interrupted = self.is_too_busy = False
+        self.is_interrupted = False
         self.n_ctx: int | None = None
         self.anchor: AnchorProcess | None = None
         self.last_reading: AnchorReading | None = None
@@ -142,11 +143,12 @@ class Benching:
                 return
             self._warm_up(opened, allowed)
             while chosen := bench.next_measure(allowed, self.attempts, self._remaining_s()):
-                self._visit(opened, chosen)
-                visit = self.visits[-1]
+                self._attempt(opened, chosen)
                 n_done, n_wanted = len(self._counting()), bench.n_wanted(allowed)
                 self.listen(
-                    MeasureVisited(visit=visit, n_done=n_done, n_wanted=n_wanted, remaining_s=self._remaining_s())
+                    MeasureVisited(
+                        visit=self.visits[-1], n_done=n_done, n_wanted=n_wanted, remaining_s=self._remaining_s()
+                    )
                 )
             for measure in allowed:
                 if not any(attempt.measure == measure for attempt in self.attempts):
@@ -154,48 +156,39 @@ class Benching:
         self.runner.check_file()
 
     def _warm_up(self, opened: OpenedTrial, allowed: list[Measure]) -> None:
-        """A first ubatch; and with a build or driver that never ran here the first visits, which are thrown away.
-
-        They compile shaders and fill caches.
-        """
-        shortest = min(allowed, key=lambda measure: measure.n_ctx_needed)
+        """A first ubatch; and with a build or driver that never ran here, the first visits: they compile shaders."""
         n_new = min(opened.n_ubatch, opened.n_ctx - 1 - _N_WARMUP_STEPS)
-        timeout_s = self._deadline_s()
-        warmup = opened.visit(0, n_new, _N_WARMUP_STEPS, timeout_s=timeout_s, is_warmup=True)
-        self.visits.append(BenchVisit(measure=shortest.name, at_s=self._elapsed_s(), visit=warmup))
+        cheapest = sorted(allowed, key=lambda measure: measure.n_ctx_needed)
+        self._visit(opened, cheapest[0], 0, n_new, _N_WARMUP_STEPS, is_warmup=True)
         if self.warmth.is_warm:
             return
         self._tell("This engine build is new here: its first visits are thrown away.")
-        for measure in sorted(allowed, key=lambda measure: measure.n_ctx_needed)[:_N_THROWN_AWAY]:
-            self._visit(opened, measure, is_thrown_away=True)
+        for measure in cheapest[:_N_THROWN_AWAY]:
+            self._visit(opened, measure, *_work(measure), is_warmup=True)
         self.warmth.keep()
 
-    def _visit(self, opened: OpenedTrial, measure: Measure, *, is_thrown_away: bool = False) -> None:
+    def _attempt(self, opened: OpenedTrial, measure: Measure) -> None:
         anchor = self._anchor_reading()
         start_s = time.monotonic()
+        one = self._visit(opened, measure, *_work(measure), anchor=anchor)
+        wall_s = time.monotonic() - start_s
+        self.attempts.append(bench.Attempt(measure=measure, wall_s=wall_s, counts=one.visit.counts))
+
+    def _visit(
+        self,
+        opened: OpenedTrial,
+        measure: Measure,
+        *work: int,
+        is_warmup: bool = False,
+        anchor: AnchorReading | None = None,
+    ) -> BenchVisit:
         self.watch.begin()
-        visit = opened.visit(
-            measure.n_prefix_cached, measure.n_prompt_new, measure.n_steps, timeout_s=self._deadline_s()
+        visit = opened.visit(*work, timeout_s=self._deadline_s(), is_warmup=is_warmup)
+        visit = dataclasses.replace(visit, disturbed_by=self.watch.end_and_tell(self._tell))
+        self.visits.append(
+            BenchVisit(measure=measure.name, at_s=round(self._elapsed_s(), 3), visit=visit, anchor=anchor)
         )
-        found = self.watch.end()
-        disturbed_by = tuple(one.words for one in found if one.is_passing)
-        for words in [one.words for one in found if not one.is_passing]:
-            self._tell(words)
-        if self.watch.too_busy and not self.is_too_busy:
-            self.is_too_busy = True
-            self._tell(f"{self.watch.too_busy} Visits go on, and what is disturbed does not count.")
-        one = BenchVisit(
-            measure=measure.name,
-            at_s=round(self._elapsed_s(), 3),
-            visit=visit,
-            anchor=anchor,
-            disturbed_by=disturbed_by,
-            is_thrown_away=is_thrown_away,
-        )
-        self.visits.append(one)
-        if not is_thrown_away:
-            wall_s = time.monotonic() - start_s
-            self.attempts.append(bench.Attempt(measure=measure, wall_s=wall_s, counts=one.counts))
+        return self.visits[-1]
 
     def _anchor_reading(self) -> AnchorReading | None:
         """The anchor now, read anew when the last reading is older than two seconds."""
@@ -210,7 +203,7 @@ class Benching:
         return (*self.runner.pids, *anchor, *local_servers(self.chosen.endpoints))
 
     def _counting(self) -> list[BenchVisit]:
-        return [one for one in self.visits if one.counts]
+        return [one for one in self.visits if one.visit.counts]
 
     def _finished(self) -> BenchRun:
         return BenchRun(
@@ -246,9 +239,9 @@ class Benching:
         if self.is_interrupted:
             message = "Stopped before anything was measured."
             return InterruptedSweepError(message, hint="run the same command again")
-        if any(one.disturbed_by for one in self.visits):
+        if any(one.visit.disturbed_by for one in self.visits):
             message = "The machine is too busy to be measured: every visit was disturbed."
-            first = next(one.disturbed_by[0] for one in self.visits if one.disturbed_by)
+            first = next(one.visit.disturbed_by[0] for one in self.visits if one.visit.disturbed_by)
             return BusyError(message, hint=f"end what else runs and try again ({first.rstrip('.')})")
         if self.n_ctx is not None and all(bench.too_long(measure, self.n_ctx) for measure in self.measures):
             message = f"A context of {self.n_ctx} holds nothing of the script."
@@ -268,3 +261,7 @@ class Benching:
     def _deadline_s(self) -> float:
         """What one step may take before the worker counts as hung: the budget twice over."""
         return max(_LEAST_DEADLINE_S, 2 * self.request.budget_s)
+
+
+def _work(measure: Measure) -> tuple[int, int, int]:
+    return measure.n_prefix_cached, measure.n_prompt_new, measure.n_steps

@@ -19,9 +19,11 @@ from offloadtune.errors import StoreError
 from offloadtune.pipeline.checking import check_memory
 from offloadtune.pipeline.devices import DeviceMemory
 from offloadtune.pipeline.interrupts import deaf
+from offloadtune.pipeline.probing import standing_now
 from offloadtune.pipeline.rebuilding import rebuild_words
 from offloadtune.pipeline.resuming import earlier_header, open_journal
 from offloadtune.pipeline.spaces import SelfTestMemory, space_of, wanted_n_ctx
+from offloadtune.pipeline.undisturbed import Undisturbed
 from offloadtune.probe import probe_host
 from offloadtune.recommend import N_ROUNDS_A_LOOK, N_ROUNDS_LEAST, is_decided, plan_looks, recommend
 from offloadtune.records import (
@@ -50,8 +52,11 @@ class Measuring:
         self.started_at = datetime.now(UTC)
         self.is_interrupted = False
         self.running: Trial | None = None
+        for one in standing_now(request.endpoints):
+            listen(Said(text=one.words))
         self.engine, devices = runner.describe()
         self.machine = Machine(host=probe_host(), devices=devices)
+        self.undisturbed = Undisturbed(runner, self.machine, self.engine, request.endpoints, listen)
         self.is_gone = False
         header = self._with_fit_layers(self._header())
         self.self_tests = SelfTestMemory(facts, self.machine, self.engine)
@@ -110,7 +115,7 @@ class Measuring:
             )
             self.running = trial
             predicted = self.device_memory.predicted(trial.settings)
-            result = self.runner.run(trial, self.plan, timeout_s=self._trial_s())
+            result = self.undisturbed.run(trial, self.plan, timeout_s=self._trial_s())
             self.running = None
             result = dataclasses.replace(result, device_predicted_bytes=predicted)
             self.device_memory.learn(result)
@@ -165,7 +170,7 @@ class Measuring:
         """Visits of every finalist once; None when one failed, which from now on counts as its result."""
         one = {}
         for trial in order:
-            visits = self.runner.revisit(trial, self.plan, timeout_s=max(0.0, self._remaining_s()))
+            visits = self.undisturbed.revisit(trial, self.plan, timeout_s=max(0.0, self._remaining_s()))
             if isinstance(visits, TrialResult):
                 if self._tell_if_gone(visits):
                     return None

@@ -31,6 +31,7 @@ class Watch:
         """Beginnings of the stretches that lie close together, the one under way last."""
         self._ended_at_s: float | None = None
         self._told: set[DisturbanceKind] = set()
+        self.was_too_busy = False
         self._since: Conditions | None = None
         """Where the stretches began of which each was disturbed, up to the last; None when that one was not."""
         self._until: Conditions | None = None
@@ -58,6 +59,17 @@ class Watch:
         is_disturbed = any(one.is_passing for one in found)
         self._since, self._until = (self._since or self._before[0], after) if is_disturbed else (None, None)
         return fresh
+
+    def end_and_tell(self, tell: Callable[[str], None]) -> tuple[str, ...]:
+        """The sentences on what disturbed the stretch that ends now; what no repeat mends is told, each once."""
+        found = self.end()
+        for one in found:
+            if not one.is_passing:
+                tell(one.words)
+        if self.too_busy and not self.was_too_busy:
+            self.was_too_busy = True
+            tell(f"{self.too_busy} It goes on, and what is disturbed does not count where there is anything else.")
+        return tuple(one.words for one in found if one.is_passing)
 
     @property
     def too_busy(self) -> str | None:

@@ -67,7 +67,7 @@ def visit_words(one: BenchVisit) -> str:
     timed = f"first token {format_seconds(visit.ttft_s)}"
     if one.measure.startswith("decode"):
         timed = format_tok_per_s(1 / visit.token_s)
-    mark = f" - disturbed: {one.disturbed_by[0]}" if one.disturbed_by else ""
+    mark = f" - disturbed: {one.visit.disturbed_by[0]}" if one.visit.disturbed_by else ""
     return f"{one.measure}: {timed}{mark}"
 
 
@@ -143,7 +143,7 @@ def _sample_lines(figures: Sequence[MeasureFigures]) -> Iterator[str]:
 
 
 def _n_counting(run: BenchRun) -> int:
-    return sum(one.counts for one in run.visits)
+    return sum(one.visit.counts for one in run.visits)
 
 
 def _figures_json(one: MeasureFigures) -> dict[str, Any]:

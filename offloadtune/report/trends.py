@@ -121,7 +121,7 @@ def _trend_lines(trend: Trend) -> Iterator[RenderableType]:
 
 def _shown(run: BenchRun) -> tuple[list[Measure], list[Measure]]:
     """The shortest and the longest prompt that the run measured, and decoding at the least and the greatest depth."""
-    visited = {one.measure for one in run.visits if one.counts}
+    visited = {one.measure for one in run.visits if one.visit.counts}
     measures = [one for one in run.measures if one.name in visited]
     prompts = sorted((one for one in measures if one.kind is MeasureKind.TTFT), key=lambda one: one.n_prompt_new)
     depths = sorted((one for one in measures if one.kind is MeasureKind.DECODE), key=lambda one: one.n_prefix_cached)

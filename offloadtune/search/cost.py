@@ -18,8 +18,9 @@ def visit_cost(visit: Visit, goal: Goal, workload: Workload) -> float:
 
 
 def measured(visits: Iterable[Visit]) -> tuple[Visit, ...]:
-    """The visits that count: all but warm-ups."""
-    return tuple(visit for visit in visits if not visit.is_warmup)
+    """The visits that count: no warm-ups, and disturbed ones only where there are no others."""
+    timed = tuple(visit for visit in visits if not visit.is_warmup)
+    return tuple(visit for visit in timed if visit.counts) or timed
 
 
 def result_cost(result: TrialResult, goal: Goal, workload: Workload) -> tuple[float, float]:

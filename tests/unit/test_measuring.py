@@ -41,7 +41,7 @@ def compared(turn_s: Callable[[Settings], float], n_affordable: int, **earlier: 
         assert timeout_s > 0
         return (turn_visit(turn_s(trial.settings)),)
 
-    sweep.runner = SimpleNamespace(revisit=revisit)
+    sweep.undisturbed = SimpleNamespace(revisit=revisit)
     sweep.journal = SimpleNamespace(append_round=lambda _visits: None, append_looks=sweep.looks.append)
     sweep.request = SimpleNamespace(budget_s=(n_affordable + 0.5) * sweep._round_s((FIT, DEFAULT)))
     for name, value in earlier.items():

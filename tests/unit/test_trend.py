@@ -66,10 +66,11 @@ def on(*, driver: str | None = None, mt_per_s: int | None = 5600, read_bytes_per
 
 def edited(run: BenchRun, measure: str, **edits: Any) -> BenchRun:
     """`run` with every visit of `measure` changed."""
-    return dataclasses.replace(
-        run,
-        visits=tuple(dataclasses.replace(one, **edits) if one.measure == measure else one for one in run.visits),
-    )
+    visits = [
+        dataclasses.replace(one, visit=dataclasses.replace(one.visit, **edits)) if one.measure == measure else one
+        for one in run.visits
+    ]
+    return dataclasses.replace(run, visits=tuple(visits))
 
 
 # --- Student's t ---------------------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ def test_disturbed_and_thrown_away_visits_do_not_count() -> None:
     run = bench_run()
     disturbed = edited(run, "ttft 128", disturbed_by=("Another program was busy.",))
     assert "ttft 128" not in figures(disturbed)
-    assert "ttft 128" not in figures(edited(run, "ttft 128", is_thrown_away=True))
+    assert "ttft 128" not in figures(edited(run, "ttft 128", is_warmup=True))
 
 
 @given(st.lists(st.floats(0.5, 2), min_size=1, max_size=9))
@@ -448,7 +449,7 @@ def test_a_sparkline_is_short_and_rises_with_its_values(values: list[float | Non
 
 
 def test_every_followed_figure_has_a_spark() -> None:
-    runs = [bench_run(0), edited(bench_run(1), "decode at 0", is_thrown_away=True), bench_run(2, slower=2)]
+    runs = [bench_run(0), edited(bench_run(1), "decode at 0", is_warmup=True), bench_run(2, slower=2)]
     drawn = sparks([run_figures(run, None) for run in runs])
     assert [one.name for one in drawn] == NAMES
     decode = next(one for one in drawn if one.name == "decode at 0")

@@ -1,0 +1,134 @@
+"""What a sweep does with a disturbed trial: marks it, measures again, and gives up when that cannot help.
+
+The engine and the machine are made up; the watch of a real machine has tests of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from sample_records import ENGINE, MACHINE
+from synthetic import WORKLOAD, made_up_facts, made_up_space, ok_result, visit
+
+from offloadtune.engine import VisitPlan
+from offloadtune.pipeline.undisturbed import Undisturbed
+from offloadtune.pipeline.warming import Warmth
+from offloadtune.records import Outcome, Trial, TrialResult, Visit
+from offloadtune.search import baseline_trials, measured
+from offloadtune.sweeps import Event, Said
+
+TRIAL = baseline_trials(made_up_space(made_up_facts(), device_bytes=8 << 30))["default"]
+PLAN = VisitPlan(workload=WORKLOAD, n_steps=3, n_visits=1)
+BUSY = ("Other programs took 1.0 of 2 CPUs.",)
+
+
+class MadeUpRunner:
+    pids = ()
+
+    def __init__(self) -> None:
+        self.n_visits = 0
+        self.fails = False
+
+    def run(self, trial: Trial, _plan: VisitPlan, *, timeout_s: float) -> TrialResult:
+        assert timeout_s > 0
+        return ok_result(trial, self._visits())
+
+    def revisit(self, trial: Trial, _plan: VisitPlan, *, timeout_s: float) -> tuple[Visit, ...] | TrialResult:
+        assert timeout_s > 0
+        if self.fails:
+            return TrialResult(trial=trial, outcome=Outcome.CRASHED, reason="made up")
+        return self._visits()
+
+    def _visits(self) -> tuple[Visit, ...]:
+        self.n_visits += 1
+        return (visit(ttft_s=9.0, token_s=9.0, is_warmup=True), visit(ttft_s=self.n_visits, token_s=1.0))
+
+
+class MadeUpWatch:
+    """Says of each stretch what it was told to, and in the end that nothing disturbed."""
+
+    def __init__(self, found: Sequence[tuple[str, ...]]) -> None:
+        self._found = list(found)
+        self.was_too_busy = False
+
+    def begin(self) -> None:
+        """Nothing to remember."""
+
+    def end_and_tell(self, _tell: object) -> tuple[str, ...]:
+        return self._found.pop(0) if self._found else ()
+
+
+def watched(*found: tuple[str, ...], is_warm: bool = True) -> tuple[Undisturbed, MadeUpRunner, list[Event]]:
+    events: list[Event] = []
+    runner: Any = MadeUpRunner()
+    if is_warm:
+        Warmth(MACHINE, ENGINE, offloads=TRIAL.settings.offloads).keep()
+    one = Undisturbed(runner, MACHINE, ENGINE, (), events.append)
+    one._watch = MadeUpWatch(found)  # type: ignore[assignment]
+    return one, runner, events
+
+
+def ttfts(visits: Sequence[Visit]) -> list[float]:
+    return [one.ttft_s for one in measured(visits)]
+
+
+def test_what_nothing_disturbed_is_measured_once() -> None:
+    one, runner, events = watched()
+    assert ttfts(one.run(TRIAL, PLAN, timeout_s=9).visits) == [1.0]
+    assert (runner.n_visits, events) == (1, [])
+
+
+def test_a_disturbed_trial_keeps_its_visits_marked_and_gets_others() -> None:
+    one, runner, events = watched(BUSY)
+    visits = one.run(TRIAL, PLAN, timeout_s=9).visits
+    assert ttfts(visits) == [2.0]
+    assert [v.disturbed_by for v in visits if not v.is_warmup] == [BUSY, ()]
+    assert runner.n_visits == 2
+    assert events == [Said(text=f"Disturbed, and measured again: {BUSY[0]}")]
+
+
+def test_a_disturbed_visit_of_a_round_is_replaced() -> None:
+    one, _, _ = watched(BUSY)
+    visits = one.revisit(TRIAL, PLAN, timeout_s=9)
+    assert isinstance(visits, tuple)
+    assert ttfts(visits) == [2.0]
+
+
+def test_twice_disturbed_counts_for_want_of_better() -> None:
+    one, runner, _ = watched(BUSY, BUSY)
+    visits = one.revisit(TRIAL, PLAN, timeout_s=9)
+    assert isinstance(visits, tuple)
+    assert ttfts(visits) == [1.0, 2.0]
+    assert runner.n_visits == 2
+
+
+def test_a_machine_too_busy_is_not_asked_again_and_again() -> None:
+    one, runner, _ = watched(BUSY)
+    one._watch.was_too_busy = True
+    visits = one.revisit(TRIAL, PLAN, timeout_s=9)
+    assert isinstance(visits, tuple)
+    assert visits[-1].disturbed_by == BUSY
+    assert runner.n_visits == 1
+
+
+def test_repeats_are_not_without_end() -> None:
+    one, runner, _ = watched(*[BUSY] * 200)
+    for _ in range(50):
+        one.revisit(TRIAL, PLAN, timeout_s=9)
+    assert runner.n_visits == 50 + 12
+
+
+def test_a_repeat_that_fails_leaves_what_there_was() -> None:
+    one, runner, _ = watched(BUSY, BUSY)
+    runner.fails = True
+    assert ttfts(one.run(TRIAL, PLAN, timeout_s=9).visits) == [1.0]
+
+
+@pytest.mark.parametrize("found", [(), (BUSY,)])
+def test_the_first_visit_of_a_new_build_is_thrown_away_once(found: tuple[tuple[str, ...], ...]) -> None:
+    one, _, events = watched(*found, is_warm=False)
+    assert ttfts(one.run(TRIAL, PLAN, timeout_s=9).visits) == [2.0]
+    assert "thrown away" in str(events)
+    assert ttfts(one.run(TRIAL, PLAN, timeout_s=9).visits) == [3.0]
