@@ -8,7 +8,7 @@ shows the spread, and from it the number of pairs is fixed beforehand. Ends with
 On the CPU, on the virtual card (an RPC server with a CPU of its own behind it, which both tools use in turn) and, where
 the engine lists one, on a GPU.
 
-    python benchmarks/against_llama_bench.py [--pairs N] [--quick] [--places cpu,card,gpu]
+    python benchmarks/against_llama_bench.py [--pairs N] [--quick] [--places cpu,card,gpu] [--tests tg64]
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ TESTS = (
 )
 BAR = (0.96, 1.04)
 SEED = 1
-N_REPS = 3
-N_PILOT_PAIRS, N_PILOT_PAIRS_QUICK = 8, 3
+N_REPS = 2
+N_PILOT_PAIRS, N_PILOT_PAIRS_QUICK = 6, 2
 N_PAIRS_QUICK = 6
 MOST_PAIRS = 60
 SHIFT_SHOWN = 0.03
@@ -72,10 +72,12 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, help="pairs of each comparison; default: by the pilot")
     parser.add_argument("--quick", action="store_true", help="few pairs: whether it works, not what it shows")
     parser.add_argument("--places", default="cpu,card,gpu", help="some of cpu, card, gpu")
+    parser.add_argument("--tests", help="some of the tests by name, like tg64; default: all")
     options = parser.parse_args()
     if options.pairs is not None and options.pairs < 1:
         parser.error("--pairs must be at least 1")
     wanted = options.places.split(",")
+    tests = [test for test in TESTS if not options.tests or name_of(test) in options.tests.split(",")]
     with telling_errors():
         llama_bench = ensure_llama_bench()
         chance = random.Random(SEED)  # noqa: S311 - an order, not a secret
@@ -83,7 +85,7 @@ def main() -> int:
             verdicts = [
                 compare(llama_bench, test, place, chance, options.pairs, is_quick=options.quick)
                 for place in found
-                for test in TESTS
+                for test in tests
             ]
     return 0 if verdicts and all(verdicts) else 1
 
@@ -100,7 +102,7 @@ def compare(  # noqa: PLR0913 - what a comparison takes
     """Pilot, then the pairs; prints a line of each and tells whether the bar was met."""
     tools: dict[str, Unit] = {"ours": measure_ours, "llama-bench": lambda *args: measure_theirs(llama_bench, *args)}
     n_pilot = N_PILOT_PAIRS_QUICK if is_quick else N_PILOT_PAIRS
-    pilots = {name: [] for name in tools}  # type: dict[str, list[float]]
+    pilots: dict[str, list[float]] = {name: [] for name in tools}
     for _ in range(2 * n_pilot):  # by turns, so that both see the same weather
         for name in chance.sample(list(tools), 2):
             pilots[name].append(tools[name](test, place))

@@ -97,6 +97,8 @@ def _build(version: str, libraries: Path, folder: Path, program: Path) -> None:
     cmake = shutil.which("cmake")
     if cmake is None:
         raise EngineError("Building llama-bench takes cmake, and there is none here.", hint="install cmake")
+    for leftover in folder.glob("building-*"):  # the lock is ours, so whoever made it was killed
+        shutil.rmtree(leftover, ignore_errors=True)
     log = folder / "build.log"
     print(f"llama-bench: building it once, for minutes; log: {log}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as name, log.open("wb") as output:

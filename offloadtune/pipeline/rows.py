@@ -42,9 +42,11 @@ class InterruptedRowsError(InterruptedSweepError):
 class RowsRunner(GuardedRunner):
     """A runner whose repetitions are of the file named and of no other."""
 
-    def ruler(self, settings: Settings, test: RulerTest, n_reps: int, *, timeout_s: float) -> Iterator[RulerRep]:
+    def ruler(
+        self, settings: Settings, test: RulerTest, n_reps: int, *, timeout_s: float, one_by_one: bool = False
+    ) -> Iterator[RulerRep]:
         try:
-            yield from super().ruler(settings, test, n_reps, timeout_s=timeout_s)
+            yield from super().ruler(settings, test, n_reps, timeout_s=timeout_s, one_by_one=one_by_one)
         except RulerFailedError as error:
             self._check(error.evidence)
             raise

@@ -129,7 +129,7 @@ def test_a_profile_of_another_file_is_refused(smollm2_path: Path, gemma3_path: P
 def start_stranger() -> int:
     """A process that burns a core and is no child of ours, whose work would count as ours; its pid."""
     burn = f"{shlex.quote(sys.executable)} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
-    return int(subprocess.run(["sh", "-c", burn], capture_output=True, text=True, check=True).stdout)
+    return int(subprocess.run(["/bin/sh", "-c", burn], capture_output=True, text=True, check=True).stdout)
 
 
 def test_a_busy_core_in_the_middle_is_noticed_and_its_visits_are_replaced(smollm2_path: Path) -> None:

@@ -76,7 +76,8 @@ def test_a_repetition_comes_when_it_is_asked_for(smollm2_path: Path) -> None:
     settings = settings_of(RowsRequest(path=smollm2_path, n_threads=2))
     with Runner(smollm2_path) as runner:
         reps = [
-            runner.ruler(settings, RulerTest(n_prompt=0, n_gen=n_gen, n_depth=16), 2, timeout_s=120) for n_gen in (2, 9)
+            runner.ruler(settings, RulerTest(n_prompt=0, n_gen=n, n_depth=16), 2, timeout_s=120, one_by_one=True)
+            for n in (2, 9)
         ]
         by_turns = [next(one) for _ in range(3) for one in reps]
         assert [rep.is_warmup for rep in by_turns] == [True, True, False, False, False, False]

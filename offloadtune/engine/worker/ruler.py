@@ -69,21 +69,29 @@ class Ruler:
 
     def warm_up(self, n_prompt: int, n_gen: int) -> int:
         """The whole prompt, then one token."""
+        work = self._work(n_prompt, min(n_gen, 1))
         low.llama_memory_clear(self._memory, False)  # noqa: FBT003 - C signature
-        return self._timed(n_prompt, min(n_gen, 1))
+        return self._timed(*work)
 
     def measure(self, n_prompt: int, n_gen: int, n_depth: int) -> int:
         """Nanoseconds of one repetition at `n_depth`."""
+        work = self._work(n_prompt, n_gen)
         low.llama_memory_clear(self._memory, False)  # noqa: FBT003 - C signature
         if n_depth and not self._restored(n_depth):
             low.llama_memory_clear(self._memory, False)  # noqa: FBT003 - half of another state may stand in it
-            self._timed(n_depth, 0)
+            self._timed(*self._work(n_depth, 0))
             self._save(n_depth)
-        return self._timed(n_prompt, n_gen)
+        return self._timed(*work)
 
-    def _timed(self, n_prompt: int, n_gen: int) -> int:
-        """Whatever can be is prepared before the clock starts: between the two readings stands the work itself."""
-        chunks, singles = self._chunks(n_prompt), self._batches(n_gen, 1)
+    def _work(self, n_prompt: int, n_gen: int) -> tuple[list[Any], list[Any]]:
+        """Batches to read and batches to write, made beforehand.
+
+        Nothing is to stand between the two readings of the clock, and little between a repetition and what comes before
+        it: the engine's threads would have gone to sleep.
+        """
+        return self._batches(n_prompt, self._n_batch), self._batches(n_gen, 1)
+
+    def _timed(self, chunks: list[Any], singles: list[Any]) -> int:
         context, decode, synchronize = self._context, low.llama_decode, low.llama_synchronize
         code = 0
         low.llama_set_n_threads(context, self._n_threads, self._n_threads)
@@ -97,11 +105,8 @@ class Ruler:
             synchronize(context)
         ns = time.perf_counter_ns() - start_ns
         if code:
-            raise RefusedError("decode", f"llama_decode returned {code} in a test of {n_prompt}+{n_gen} tokens")
+            raise RefusedError("decode", f"llama_decode returned {code} in a test as llama-bench has them")
         return ns
-
-    def _chunks(self, n_tokens: int) -> list[Any]:
-        return self._batches(n_tokens, self._n_batch)
 
     def _batches(self, n_tokens: int, n_batch: int) -> list[Any]:
         """Batches of random tokens, the first the file's first token where it has one; they need no position."""
@@ -111,7 +116,7 @@ class Ruler:
         tokens = (low.llama_token * n_tokens)(*(self._random.randrange(n_vocab) for _ in range(n_tokens)))
         if low.llama_vocab_get_add_bos(self._vocab):
             tokens[0] = low.llama_vocab_bos(self._vocab)
-        self._arrays = [*self._arrays[-1:], tokens]  # referenced: a batch holds no more than their address
+        self._arrays = [*self._arrays[-3:], tokens]  # referenced: a batch holds no more than their address
         pointer = ctypes.POINTER(low.llama_token)
         return [
             low.llama_batch_get_one(ctypes.cast(ctypes.byref(tokens, i * 4), pointer), min(n_batch, n_tokens - i))

@@ -169,15 +169,15 @@ class Session:
         self._note_free()
         return value
 
-    def ruler(self, context: int, n_prompt: int, n_gen: int, n_depth: int, *, is_warmup: bool) -> dict[str, Any]:
-        """One repetition of llama-bench's test; see ruler.py. A warm-up, which comes first, describes the file too."""
+    def ruler(self, context: int, n_prompt: int, n_gen: int, n_depth: int, n_reps: int) -> dict[str, Any]:
+        """Repetitions of llama-bench's test; see ruler.py. None of them: its warm-up, which describes the file too."""
         holder = self._context(context)
         if holder.ruler is None:
             key = (id(holder.loaded), *holder.state_key)
             holder.ruler = ruler.Ruler(holder.handle, holder.loaded.handle, key, self._saved_depth)
-        if is_warmup:
+        if not n_reps:
             return {"ns": holder.ruler.warm_up(n_prompt, n_gen), "described": ruler.describe(holder.loaded.handle)}
-        return {"ns": holder.ruler.measure(n_prompt, n_gen, n_depth)}
+        return {"ns": [holder.ruler.measure(n_prompt, n_gen, n_depth) for _ in range(n_reps)]}
 
     def refusal(self, context: int, n_prompt: int) -> dict[str, Any]:
         """What the front end says to a prompt that is too long for its context; None when it says nothing."""
