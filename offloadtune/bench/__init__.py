@@ -11,9 +11,11 @@ from offloadtune.bench.figures import figures_of, main_time_s, notes_of, quantil
 from offloadtune.bench.script import (
     N_VISITS_WANTED,
     Attempt,
+    Pace,
     measures_of,
     n_wanted,
     next_measure,
+    pace_of,
     too_dear,
     too_long,
 )
@@ -21,12 +23,14 @@ from offloadtune.bench.script import (
 __all__ = [
     "N_VISITS_WANTED",
     "Attempt",
+    "Pace",
     "figures_of",
     "main_time_s",
     "measures_of",
     "n_wanted",
     "next_measure",
     "notes_of",
+    "pace_of",
     "quantiles",
     "too_dear",
     "too_long",

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offloadtune.benches import Measure, MeasureKind
-from offloadtune.records import Workload
+from offloadtune.records import Visit, Workload
+from offloadtune.units import format_seconds
 
 TTFT_LENGTHS = (512, 1024, 2048, 4096, 8192)
 DEPTHS = (0, 1024, 4096, 16384)
@@ -21,6 +22,7 @@ N_VISITS_WANTED = 20
 _N_SECOND_TURN_NEW = 128
 _N_SECOND_TURN = 2048
 _N_STEPS_TTFT = 1
+_DEARER = 1.5
 _N_VISITS_EXTRA = 20  # in place of disturbed ones; beyond, the machine is too busy for this measure
 
 
@@ -57,43 +59,54 @@ class Attempt:
     counts: bool
 
 
-def next_measure(measures: Sequence[Measure], attempts: Sequence[Attempt], remaining_s: float) -> Measure | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Seconds a token takes to be read and to be written, as visits so far show."""
+
+    read_s: float
+    write_s: float
+
+
+def pace_of(visits: Sequence[Visit]) -> Pace:
+    """By the longest prompt read and the last tokens written; reading gets dearer with length."""
+    longest = max(visits, key=lambda visit: visit.n_prompt_new)
+    return Pace(read_s=longest.prefill_ns / 1e9 / longest.n_prompt_new, write_s=visits[-1].token_s)
+
+
+def next_measure(
+    measures: Sequence[Measure], attempts: Sequence[Attempt], pace: Pace, remaining_s: float
+) -> Measure | None:
     """The measure to visit now, None when all have what they want or no time is left for any.
 
     Each once, the cheapest first, so that the costs of the dear are known before they are risked; then always the one
     that has had the least time, so that short prompts get many visits and long ones some, spread over the whole run.
     """
-    fresh = [one for one in measures if not any(attempt.measure == one for attempt in attempts)]
-    for one in sorted(fresh, key=_n_tokens):
-        if expected_s(one, attempts) <= remaining_s:
-            return one
-    wanting = [one for one in measures if one not in fresh and _wants_more(one, attempts)]
-    payable = [one for one in wanting if expected_s(one, attempts) <= remaining_s]
-    return min(payable, key=lambda one: _spent_s(one, attempts), default=None)
+    visited = {attempt.measure for attempt in attempts}
+    payable = [one for one in measures if expected_s(one, attempts, pace) <= remaining_s]
+    fresh = [one for one in payable if one not in visited]
+    if fresh:
+        return min(fresh, key=lambda one: expected_s(one, attempts, pace))
+    wanting = [one for one in payable if _wants_more(one, attempts)]
+    return min(wanting, key=lambda one: _spent_s(one, attempts), default=None)
 
 
-def expected_s(measure: Measure, attempts: Sequence[Attempt]) -> float:
+def expected_s(measure: Measure, attempts: Sequence[Attempt], pace: Pace) -> float:
     """Seconds the next visit will take at most: the longest so far, for a measure not yet visited by its tokens.
 
-    Reading gets dearer with length, so the dearest token of the nearest measure counts, half as much again. 0 as long
-    as nothing was visited.
+    Tokens of the prompt are counted half as much again, for longer prompts than those seen take longer a token.
     """
     its_own = [attempt.wall_s for attempt in attempts if attempt.measure == measure]
     if its_own:
         return max(its_own)
-    if not attempts:
-        return 0.0
-    nearest = max(attempts, key=lambda attempt: (_n_tokens(attempt.measure), attempt.wall_s))
-    return 1.5 * nearest.wall_s * _n_tokens(measure) / _n_tokens(nearest.measure)
+    n_read, n_written = measure.n_prefix_cached + measure.n_prompt_new, measure.n_steps + 1
+    return _DEARER * n_read * pace.read_s + n_written * pace.write_s
 
 
-def too_dear(measure: Measure, attempts: Sequence[Attempt], budget_s: float) -> str:
+def too_dear(measure: Measure, pace: Pace, budget_s: float) -> str:
     """Why a measure that the context allows was never visited."""
-    if not attempts:
-        return "No time was left after loading and warming up."
-    expected = expected_s(measure, attempts)
+    expected = expected_s(measure, (), pace)
     factor = max(2, math.ceil(2 * expected / max(budget_s, 1)))
-    return f"The time was too short: it takes about {expected:.0f} s. Allow {factor} times the budget."
+    return f"The time was too short: it takes about {format_seconds(expected)}. Allow {factor} times the budget."
 
 
 def n_wanted(measures: Sequence[Measure]) -> int:
@@ -108,10 +121,6 @@ def _wants_more(measure: Measure, attempts: Sequence[Attempt]) -> bool:
 
 def _spent_s(measure: Measure, attempts: Sequence[Attempt]) -> float:
     return sum(attempt.wall_s for attempt in attempts if attempt.measure == measure and attempt.counts)
-
-
-def _n_tokens(measure: Measure) -> int:
-    return measure.n_prefix_cached + measure.n_prompt_new + measure.n_steps
 
 
 def _measure(kind: MeasureKind, *, n_new: int, n_steps: int, n_prefix: int = 0) -> Measure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import offloadtune
@@ -135,27 +136,30 @@ class Benching:
         self.loads = time_loads(self.runner, self.facts, trial, self._remaining_s(), self._deadline_s())
         with self.runner.opened(trial, timeout_s=self._deadline_s()) as opened:
             self.n_ctx = opened.n_ctx
-            for measure in self.measures:
-                if why := bench.too_long(measure, opened.n_ctx):
-                    self.skipped[measure.name] = why
-            allowed = [one for one in self.measures if one.name not in self.skipped]
-            if not allowed:
-                return
-            self._warm_up(opened, allowed)
-            while chosen := bench.next_measure(allowed, self.attempts, self._remaining_s()):
-                self._attempt(opened, chosen)
-                n_done, n_wanted = len(self._counting()), bench.n_wanted(allowed)
-                self.listen(
-                    MeasureVisited(
-                        visit=self.visits[-1], n_done=n_done, n_wanted=n_wanted, remaining_s=self._remaining_s()
-                    )
-                )
-            for measure in allowed:
-                if not any(attempt.measure == measure for attempt in self.attempts):
-                    self.skipped[measure.name] = bench.too_dear(measure, self.attempts, self.request.budget_s)
+            reasons = {measure: bench.too_long(measure, opened.n_ctx) for measure in self.measures}
+            self.skipped = {measure.name: why for measure, why in reasons.items() if why}
+            if allowed := [measure for measure, why in reasons.items() if not why]:
+                self._warm_up(opened, allowed)
+                self._visit_all(opened, allowed)
         self.runner.check_file()
 
-    def _warm_up(self, opened: OpenedTrial, allowed: list[Measure]) -> None:
+    def _visit_all(self, opened: OpenedTrial, allowed: Sequence[Measure]) -> None:
+        while measure := bench.next_measure(allowed, self.attempts, self._pace(), self._remaining_s()):
+            anchor = self._anchor_reading()
+            start_s = time.monotonic()
+            one = self._visit(opened, measure, *_work(measure), anchor=anchor)
+            wall_s = time.monotonic() - start_s
+            self.attempts.append(bench.Attempt(measure=measure, wall_s=wall_s, counts=one.visit.counts))
+            n_done, n_wanted, remaining_s = len(self._counting()), bench.n_wanted(allowed), self._remaining_s()
+            self.listen(MeasureVisited(visit=one, n_done=n_done, n_wanted=n_wanted, remaining_s=remaining_s))
+        for measure in allowed:
+            if not any(attempt.measure == measure for attempt in self.attempts):
+                self.skipped[measure.name] = bench.too_dear(measure, self._pace(), self.request.budget_s)
+
+    def _pace(self) -> bench.Pace:
+        return bench.pace_of([one.visit for one in self.visits])
+
+    def _warm_up(self, opened: OpenedTrial, allowed: Sequence[Measure]) -> None:
         """A first ubatch; and with a build or driver that never ran here, the first visits: they compile shaders."""
         n_new = min(opened.n_ubatch, opened.n_ctx - 1 - _N_WARMUP_STEPS)
         cheapest = sorted(allowed, key=lambda measure: measure.n_ctx_needed)
@@ -166,13 +170,6 @@ class Benching:
         for measure in cheapest[:_N_THROWN_AWAY]:
             self._visit(opened, measure, *_work(measure), is_warmup=True)
         self.warmth.keep()
-
-    def _attempt(self, opened: OpenedTrial, measure: Measure) -> None:
-        anchor = self._anchor_reading()
-        start_s = time.monotonic()
-        one = self._visit(opened, measure, *_work(measure), anchor=anchor)
-        wall_s = time.monotonic() - start_s
-        self.attempts.append(bench.Attempt(measure=measure, wall_s=wall_s, counts=one.visit.counts))
 
     def _visit(
         self,
@@ -185,10 +182,9 @@ class Benching:
         self.watch.begin()
         visit = opened.visit(*work, timeout_s=self._deadline_s(), is_warmup=is_warmup)
         visit = dataclasses.replace(visit, disturbed_by=self.watch.end_and_tell(self._tell))
-        self.visits.append(
-            BenchVisit(measure=measure.name, at_s=round(self._elapsed_s(), 3), visit=visit, anchor=anchor)
-        )
-        return self.visits[-1]
+        one = BenchVisit(measure=measure.name, at_s=round(self._elapsed_s(), 3), visit=visit, anchor=anchor)
+        self.visits.append(one)
+        return one
 
     def _anchor_reading(self) -> AnchorReading | None:
         """The anchor now, read anew when the last reading is older than two seconds."""

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from synthetic import visit
 
-from offloadtune.bench import N_VISITS_WANTED, Attempt, measures_of, next_measure, too_dear, too_long
+from offloadtune.bench import N_VISITS_WANTED, Attempt, Pace, measures_of, next_measure, pace_of, too_dear, too_long
 from offloadtune.bench.script import expected_s
 from offloadtune.benches import Measure, MeasureKind
 from offloadtune.records import WORKLOADS, Workload
 
 ALL = measures_of(None)
+FAST = Pace(read_s=1e-6, write_s=1e-6)
 BY_NAME = {measure.name: measure for measure in ALL}
 
 
-def attempts_of(cost_s: dict[str, float], budget_s: float, disturbed: frozenset[str] = frozenset()) -> list[Attempt]:
+def attempts_of(
+    cost_s: dict[str, float], budget_s: float, disturbed: frozenset[str] = frozenset(), pace: Pace = FAST
+) -> list[Attempt]:
     """The visits that a run makes when every visit of a measure takes `cost_s`."""
     attempts: list[Attempt] = []
-    while (one := next_measure(ALL, attempts, budget_s - sum(a.wall_s for a in attempts))) is not None:
+    while (one := next_measure(ALL, attempts, pace, budget_s - sum(a.wall_s for a in attempts))) is not None:
         attempts.append(Attempt(measure=one, wall_s=cost_s[one.name], counts=one.name not in disturbed))
         assert len(attempts) < 10_000
     return attempts
 
 
 def by_tokens(tok_per_s: float) -> dict[str, float]:
-    return {one.name: (one.n_prefix_cached + one.n_prompt_new + one.n_steps) / tok_per_s for one in ALL}
+    """Reading and writing alike."""
+    return {one.name: (one.n_prefix_cached + one.n_prompt_new + one.n_steps + 1) / tok_per_s for one in ALL}
 
 
 def test_the_script_is_the_curve_a_second_turn_and_writing_by_depth() -> None:
@@ -95,25 +102,32 @@ def test_a_disturbed_visit_is_replaced_but_not_for_ever() -> None:
 
 
 def test_what_costs_more_than_is_left_is_never_begun() -> None:
-    attempts = attempts_of(by_tokens(100), budget_s=30)
+    attempts = attempts_of(by_tokens(100), budget_s=30, pace=Pace(read_s=0.01, write_s=0.01))
     visited = {attempt.measure.name for attempt in attempts}
     assert "ttft 512" in visited
     assert "ttft 8192" not in visited
     assert sum(attempt.wall_s for attempt in attempts) <= 30
-    assert too_dear(BY_NAME["ttft 8192"], attempts, 30).startswith("The time was too short: it takes about ")
+    why = too_dear(BY_NAME["ttft 8192"], Pace(read_s=0.01, write_s=0.01), 30)
+    assert why == "The time was too short: it takes about 2 min 03 s. Allow 9 times the budget."
 
 
 @given(tok_per_s=st.floats(1, 1e5), budget_s=st.floats(0, 500))
-def test_the_budget_is_overrun_by_no_more_than_the_first_visit(tok_per_s: float, budget_s: float) -> None:
-    costs = by_tokens(tok_per_s)
-    attempts = attempts_of(costs, budget_s)
-    assert sum(attempt.wall_s for attempt in attempts[1:]) <= budget_s
+def test_the_budget_is_kept_where_the_pace_is_known(tok_per_s: float, budget_s: float) -> None:
+    pace = Pace(read_s=1 / tok_per_s, write_s=1 / tok_per_s)
+    attempts = attempts_of(by_tokens(tok_per_s), budget_s, pace=pace)
+    assert sum(attempt.wall_s for attempt in attempts) <= budget_s
 
 
-def test_the_cost_of_a_measure_not_yet_visited_follows_from_the_nearest() -> None:
-    short = Measure(kind=MeasureKind.TTFT, n_prefix_cached=0, n_prompt_new=99, n_steps=1)
-    long = Measure(kind=MeasureKind.TTFT, n_prefix_cached=0, n_prompt_new=199, n_steps=1)
-    attempts = [Attempt(measure=short, wall_s=2.0, counts=True)]
-    assert expected_s(long, attempts) == pytest.approx(1.5 * 2 * 2.0)
-    assert expected_s(long, []) == 0
-    assert expected_s(short, [*attempts, Attempt(measure=short, wall_s=3.0, counts=False)]) == 3.0
+def test_the_cost_of_a_measure_not_yet_visited_follows_from_its_tokens() -> None:
+    long = Measure(kind=MeasureKind.TTFT, n_prefix_cached=0, n_prompt_new=200, n_steps=1)
+    pace = Pace(read_s=0.01, write_s=0.5)
+    assert expected_s(long, [], pace) == pytest.approx(1.5 * 2 + 1)
+    assert expected_s(long, [Attempt(measure=long, wall_s=3.0, counts=False)], pace) == 3.0
+
+
+def test_the_pace_is_that_of_the_longest_prompt_and_the_last_tokens() -> None:
+    visits = [
+        dataclasses.replace(visit(ttft_s=ttft_s, token_s=token_s), n_prompt_new=n_new)
+        for ttft_s, token_s, n_new in ((1.0, 0.1, 1), (2.0, 0.2, 100), (3.0, 0.3, 10))
+    ]
+    assert pace_of(visits) == Pace(read_s=0.02, write_s=0.3)
