@@ -86,7 +86,7 @@ class LoadTimes:
     """What it takes until the file can answer: load it, and (`ready`) open a context and read a few tokens besides.
 
     `cold` follows the dropping of the file, and of it alone, from the page cache; None where that was not possible,
-    and `why_not_cold` says why.
+    and `why_not_cold` says why. `is_warm`: all of the file was in the cache before the warm load; None: not known.
     """
 
     cold_load_ns: int | None
@@ -94,13 +94,15 @@ class LoadTimes:
     warm_load_ns: int
     warm_ready_ns: int
     why_not_cold: str = ""
+    is_warm: bool | None = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRun:
     """One run of the script, as it stands in the trend. `settings_from` says in words where the settings came from.
 
-    `skipped` maps measures that were left out to the reason, a full sentence.
+    `skipped` maps measures that were left out to the reason, a full sentence. `ended_by` is why the engine ended the
+    run before its time, "" where it did not.
     """
 
     script: int
@@ -121,6 +123,7 @@ class BenchRun:
     skipped: tuple[tuple[str, str], ...]
     duration_s: float
     is_interrupted: bool = False
+    ended_by: str = ""
 
     @property
     def drivers(self) -> tuple[str | None, ...]:
@@ -150,7 +153,8 @@ class MeasureFigures:
     """What the visits of one measure that count say.
 
     `ttft_s` runs from text to first token, `phase_fracs` are the median shares of its phases in that; `step_s` is from
-    one token to the next, over all visits. `n_outliers` visits lie far from the rest; they count all the same.
+    one token to the next, over all visits. `turn_s` is the median of the whole turn of the workload, where this is its
+    measure. `n_outliers` visits lie far from the rest; they count all the same.
     """
 
     measure: Measure
@@ -163,16 +167,17 @@ class MeasureFigures:
     first_decode_s: float
     step_s: Quantiles
     decode_tok_per_s: float
+    turn_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """What `offloadtune bench` shows. `notes` are full sentences."""
+    """What `offloadtune bench` shows. `notes` are full sentences; `trend_path` None where it could not be kept."""
 
     run: BenchRun
     figures: tuple[MeasureFigures, ...]
     notes: tuple[str, ...]
-    trend_path: Path
+    trend_path: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,7 +94,7 @@ class EngineMissingError(OffloadTuneError):
 
 
 class BusyError(OffloadTuneError):
-    """Another sweep is measuring on this machine."""
+    """Another measurement is under way here, or other programs keep the machine too busy for one."""
 
     exit_code = 18
 
@@ -119,7 +119,7 @@ EXIT_CODES: dict[int, str] = {
     NotMeasuredError.exit_code: "nothing stored answers this; measure first",
     ExportError.exit_code: "a profile cannot be written",
     EngineMissingError.exit_code: "llama-cpp-python is not installed",
-    BusyError.exit_code: "another sweep is measuring on this machine",
+    BusyError.exit_code: "another measurement is under way on this machine, or it is too busy for one",
     InterruptedSweepError.exit_code: "stopped by the user; everything measured is kept",
 }
 """Exit code -> meaning, as the README prints it (a test keeps the two equal)."""

@@ -12,10 +12,12 @@ from offloadtune.bench.script import (
     N_VISITS_WANTED,
     Attempt,
     Pace,
+    expected_s,
     measures_of,
     n_wanted,
     next_measure,
     pace_of,
+    timed_s,
     too_dear,
     too_long,
 )
@@ -24,6 +26,7 @@ __all__ = [
     "N_VISITS_WANTED",
     "Attempt",
     "Pace",
+    "expected_s",
     "figures_of",
     "main_time_s",
     "measures_of",
@@ -32,6 +35,7 @@ __all__ = [
     "notes_of",
     "pace_of",
     "quantiles",
+    "timed_s",
     "too_dear",
     "too_long",
 ]

@@ -14,6 +14,7 @@ PHASES = ("tokenise", "prefill", "first sample")
 _N_FOR_OUTLIERS = 5
 _N_FOR_NOISE = 12
 _DISTURBED_MUCH_FRAC = 0.25
+_N_FOR_P95 = 20
 
 
 def figures_of(run: BenchRun) -> tuple[MeasureFigures, ...]:
@@ -32,6 +33,11 @@ def notes_of(run: BenchRun) -> Iterator[str]:
         if drift.is_significant:
             way = "slower" if drift.session_frac > 0 else "faster"
             yield f"{most.name!r} became {abs(drift.session_frac):.1%} {way} over the run (p = {drift.p_value:.3f})."
+    lacking = [one for one in figures_of(run) if one.ttft_s.p95 is None and one.measure.kind is not MeasureKind.DECODE]
+    if lacking:
+        yield f"A P95 takes {_N_FOR_P95} visits, and {lacking[0].measure.name!r} had {lacking[0].n_visits}."
+    if run.ended_by:
+        yield run.ended_by
     yield from _disturbance_notes(run)
     if not any(one.anchor for one in run.visits):
         yield "No anchor could be read: nothing tells whether the machine itself was slower than at other times."
@@ -59,7 +65,12 @@ def _figures(run: BenchRun, measure: Measure) -> MeasureFigures:
         first_decode_s=statistics.median(one.first_decode_ns for one in times) / 1e9,
         step_s=quantiles(steps),
         decode_tok_per_s=1 / statistics.median(one.token_s for one in times),
+        turn_s=_turn_s(run, times) if measure.kind is MeasureKind.TURN else None,
     )
+
+
+def _turn_s(run: BenchRun, visits: Sequence[Visit]) -> float | None:
+    return None if run.workload is None else statistics.median(one.turn_s(run.workload.n_gen) for one in visits)
 
 
 def quantiles(samples: Sequence[float]) -> Quantiles:
@@ -96,7 +107,7 @@ def _disturbance_notes(run: BenchRun) -> Iterator[str]:
     if not disturbed:
         return
     n, first = len(disturbed), disturbed[0].visit.disturbed_by[0]
-    were = "was disturbed, does not count and was" if n == 1 else "were disturbed, do not count and were"
-    yield f"{n} of {format_count(len(run.visits), 'visit')} {were} repeated: {first}"
+    were = "was disturbed and does not count" if n == 1 else "were disturbed and do not count"
+    yield f"{n} of {format_count(len(run.visits), 'visit')} {were}: {first}"
     if len(disturbed) > _DISTURBED_MUCH_FRAC * len(run.visits):
         yield "The machine was too busy to be measured well: end what else runs, and bench again."

@@ -23,6 +23,7 @@ _N_SECOND_TURN_NEW = 128
 _N_SECOND_TURN = 2048
 _N_STEPS_TTFT = 1
 _DEARER = 1.5
+_N_TELLING = 64  # fewer tokens at once are read at another pace
 _N_VISITS_EXTRA = 20  # in place of disturbed ones; beyond, the machine is too busy for this measure
 
 
@@ -52,10 +53,11 @@ def too_long(measure: Measure, n_ctx: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A visit that was made: how long all of it took, untimed parts included, and whether it counts."""
+    """A visit that was made: how long all of it took, how long what was timed of it, and whether it counts."""
 
     measure: Measure
     wall_s: float
+    timed_s: float
     counts: bool
 
 
@@ -68,9 +70,15 @@ class Pace:
 
 
 def pace_of(visits: Sequence[Visit]) -> Pace:
-    """By the longest prompt read and the last tokens written; reading gets dearer with length."""
-    longest = max(visits, key=lambda visit: visit.n_prompt_new)
-    return Pace(read_s=longest.prefill_ns / 1e9 / longest.n_prompt_new, write_s=visits[-1].token_s)
+    """By the last of the longest prompts read and the last tokens written: the first ones may have compiled."""
+    timed = [visit for visit in visits if not visit.is_warmup and visit.n_prompt_new >= _N_TELLING] or list(visits)
+    read = max(reversed(timed), key=lambda visit: visit.n_prompt_new)
+    return Pace(read_s=read.prefill_ns / 1e9 / read.n_prompt_new, write_s=visits[-1].token_s)
+
+
+def timed_s(visit: Visit) -> float:
+    """What was timed of a visit."""
+    return visit.ttft_s + (visit.first_decode_ns + sum(visit.step_ns) + sum(visit.sample_ns)) / 1e9
 
 
 def next_measure(
@@ -91,13 +99,13 @@ def next_measure(
 
 
 def expected_s(measure: Measure, attempts: Sequence[Attempt], pace: Pace) -> float:
-    """Seconds the next visit will take at most: the longest so far, for a measure not yet visited by its tokens.
+    """Seconds the next visit will take: as long as the last, for a measure not yet visited by its tokens.
 
     Tokens of the prompt are counted half as much again, for longer prompts than those seen take longer a token.
     """
     its_own = [attempt.wall_s for attempt in attempts if attempt.measure == measure]
     if its_own:
-        return max(its_own)
+        return its_own[-1]
     n_read, n_written = measure.n_prefix_cached + measure.n_prompt_new, measure.n_steps + 1
     return _DEARER * n_read * pace.read_s + n_written * pace.write_s
 
@@ -120,7 +128,8 @@ def _wants_more(measure: Measure, attempts: Sequence[Attempt]) -> bool:
 
 
 def _spent_s(measure: Measure, attempts: Sequence[Attempt]) -> float:
-    return sum(attempt.wall_s for attempt in attempts if attempt.measure == measure and attempt.counts)
+    """What was timed, disturbed or not; filling the cache for a depth is done once and not charged."""
+    return sum(attempt.timed_s for attempt in attempts if attempt.measure == measure)
 
 
 def _measure(kind: MeasureKind, *, n_new: int, n_steps: int, n_prefix: int = 0) -> Measure:

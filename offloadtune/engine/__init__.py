@@ -10,7 +10,7 @@ Rejected: a process for every trial (a load each), a process for the whole sweep
 from offloadtune.engine.anchor import AnchorProcess
 from offloadtune.engine.build import installed_build_id
 from offloadtune.engine.classify import classify, is_gone, refused_file
-from offloadtune.engine.osdoor import drop_cached
+from offloadtune.engine.osdoor import cached_frac, drop_cached
 from offloadtune.engine.process import WORKER_COMMAND, WorkerDiedError, WorkerProcess, WorkerRefusedError
 from offloadtune.engine.ruler import RulerFailedError, RulerRep, RulerTest
 from offloadtune.engine.runner import OpenedTrial, Runner, TrialFailedError, VisitPlan
@@ -30,6 +30,7 @@ __all__ = [
     "WorkerDiedError",
     "WorkerProcess",
     "WorkerRefusedError",
+    "cached_frac",
     "classify",
     "drop_cached",
     "installed_build_id",

@@ -91,11 +91,11 @@ def drop_cached(path: Path) -> str:
         return "only Linux lets a program without special rights drop a file from the cache"
     with path.open("rb") as stream:
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        cached_frac = _cached_frac(stream.fileno(), path.stat().st_size)
-    if cached_frac is None:
+    cached = cached_frac(path)
+    if cached is None:
         return "the system does not say what it keeps of the file in its cache"
-    if cached_frac > _COLD_FRAC:
-        return f"{cached_frac:.0%} of the file stays in the cache, another program may hold it"
+    if cached > _COLD_FRAC:
+        return f"{cached:.0%} of the file stays in the cache, another program may hold it"
     return ""
 
 
@@ -103,8 +103,22 @@ _COLD_FRAC = 0.02
 _WINDOW_BYTES = 1 << 30
 
 
-def _cached_frac(descriptor: int, size: int) -> float | None:
-    """Share of the file's pages that are in the cache: mincore over windows of a mapping that touches none of them."""
+def cached_frac(path: Path) -> float | None:
+    """Share of the file's pages that are in the system's cache; None where the system does not say.
+
+    Linux says "all" of files that are not the asker's and that he may not write to.
+    """
+    if sys.platform != "linux":
+        return None
+    stat = path.stat()
+    if stat.st_uid != os.geteuid() and not os.access(path, os.W_OK):
+        return None
+    with path.open("rb") as stream:
+        return _resident_frac(stream.fileno(), stat.st_size)
+
+
+def _resident_frac(descriptor: int, size: int) -> float | None:
+    """By mincore over windows of a mapping that touches no page."""
     libc = ctypes.CDLL(None, use_errno=True)
     n_pages = n_cached = 0
     for offset in range(0, size, _WINDOW_BYTES):

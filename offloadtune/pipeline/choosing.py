@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from offloadtune import export, search, store
 from offloadtune.benches import BenchRequest
 from offloadtune.errors import NotMeasuredError, UsageError
 from offloadtune.pipeline.recalling import recall
 from offloadtune.recalls import Question
-from offloadtune.records import GgufFacts, Settings, Target, Trial
+from offloadtune.records import GgufFacts, Target, Trial
 from offloadtune.sweeps import Teller
 
 _N_CTX = 8448
@@ -19,11 +21,15 @@ _N_CTX = 8448
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A trial to be measured, where its settings came from in words, and the endpoints that its devices need."""
+    """A trial to be measured, where its settings came from in words, and the endpoints that its devices need.
+
+    `machine_id` is that of a profile, None for what was measured here or is nobody's.
+    """
 
     trial: Trial
     settings_from: str
     endpoints: tuple[str, ...]
+    machine_id: str | None = None
 
 
 def choose(request: BenchRequest, facts: GgufFacts, listen: Teller) -> Chosen:
@@ -32,7 +38,7 @@ def choose(request: BenchRequest, facts: GgufFacts, listen: Teller) -> Chosen:
     Raises UsageError, and what `recall` raises but for there being none.
     """
     if request.profile_path is not None:
-        return _chosen(request, _of_profile(request, facts), f"the profile {request.profile_path.name}")
+        return _of_profile(request, request.profile_path, facts)
     try:
         recalled = recall(Question(path=request.path, workload=None), listen)
     except NotMeasuredError:
@@ -44,33 +50,27 @@ def choose(request: BenchRequest, facts: GgufFacts, listen: Teller) -> Chosen:
     return _chosen(request, recalled.answer.trial, words, recalled.stored.header.endpoints)
 
 
-def _of_profile(request: BenchRequest, facts: GgufFacts) -> Trial:
-    assert request.profile_path is not None
-    saved = export.read_profile(request.profile_path)
+def _of_profile(request: BenchRequest, path: Path, facts: GgufFacts) -> Chosen:
+    saved = export.read_profile(path)
     try:
         store.check_settings(saved.settings)
     except ValueError as error:
-        message = f"{request.profile_path} holds settings that no engine knows: {error}."
+        message = f"{path} holds settings that no engine knows: {error}."
         raise UsageError(message, hint="name a profile that a sweep wrote") from None
     if saved.gguf_id != facts.gguf_id:
-        message = f"{request.profile_path} is the profile of another file than {facts.path.name}."
+        message = f"{path} is the profile of another file than {facts.path.name}."
         raise UsageError(message, hint="name the profile of this file, or leave --settings out")
-    return Trial(settings=saved.settings, target=saved.target, why="bench")
+    trial = Trial(settings=saved.settings, target=saved.target, why="bench")
+    return dataclasses.replace(_chosen(request, trial, f"the profile {path.name}"), machine_id=saved.machine_id)
 
 
 def _chosen(request: BenchRequest, trial: Trial, words: str, endpoints: tuple[str, ...] = ()) -> Chosen:
     settings = trial.settings
     if request.n_ctx is not None:
-        settings = _with_context(settings, request.n_ctx)
+        settings = search.sane(settings.replace(n_ctx=request.n_ctx))
         words += f", with n_ctx {settings.n_ctx}"
-    all_endpoints = tuple(dict.fromkeys((*endpoints, *request.endpoints)))
-    told = trial.told
     return Chosen(
-        trial=Trial(settings=settings, target=trial.target, why="bench", told=told),
+        trial=dataclasses.replace(trial, settings=settings, why="bench"),
         settings_from=words,
-        endpoints=all_endpoints,
+        endpoints=tuple(dict.fromkeys((*endpoints, *request.endpoints))),
     )
-
-
-def _with_context(settings: Settings, n_ctx: int) -> Settings:
-    return search.sane(settings.replace(n_ctx=n_ctx))

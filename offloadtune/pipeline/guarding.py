@@ -26,19 +26,16 @@ class GuardedRunner(Runner):
 
     def run(self, trial: Trial, plan: VisitPlan, *, timeout_s: float) -> TrialResult:
         result = super().run(trial, plan, timeout_s=timeout_s)
-        self._check(result.evidence)
+        self.check(result.evidence)
         return result
 
     def revisit(self, trial: Trial, plan: VisitPlan, *, timeout_s: float) -> tuple[Visit, ...] | TrialResult:
         visits = super().revisit(trial, plan, timeout_s=timeout_s)
-        self._check(visits.evidence if isinstance(visits, TrialResult) else None)
+        self.check(visits.evidence if isinstance(visits, TrialResult) else None)
         return visits
 
-    def check_file(self) -> None:
-        """Raise GgufError unless the file is still what it was."""
-        self._check_same()
-
-    def _check(self, evidence: Evidence | None) -> None:
+    def check(self, evidence: Evidence | None = None) -> None:
+        """Raise unless the file is still what it was, and `evidence` does not say that nothing can read it."""
         self._check_same()
         if what := refused_file(evidence):
             message = f"This engine cannot read {self._facts.path.name}, whatever the settings: {what}."

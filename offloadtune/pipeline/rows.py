@@ -48,9 +48,9 @@ class RowsRunner(GuardedRunner):
         try:
             yield from super().ruler(settings, test, n_reps, timeout_s=timeout_s, one_by_one=one_by_one)
         except RulerFailedError as error:
-            self._check(error.evidence)
+            self.check(error.evidence)
             raise
-        self._check(None)
+        self.check()
 
 
 def bench_rows(request: RowsRequest, listen: Callable[[Said], None]) -> tuple[BenchRow, ...]:

@@ -26,15 +26,17 @@ def bench_view(report: BenchReport) -> RenderableType:
     parts: list[RenderableType] = [Text()]
     first = [*by_kind[MeasureKind.TTFT], *by_kind[MeasureKind.SECOND_TURN], *by_kind[MeasureKind.TURN]]
     parts += [_ttft_table(first)] if first else []
+    parts += [Text(line) for line in _turn_lines(run, by_kind[MeasureKind.TURN])]
     parts += [Text(), _decode_table(by_kind[MeasureKind.DECODE])] if by_kind[MeasureKind.DECODE] else []
     parts += [Text(), *(Text(line) for line in _load_lines(run.loads))]
     parts.append(Text(", ".join(f"{name}={getattr(run.settings, name)}" for name in _SHOWN), style="bold"))
     parts += [Text(f"- {printable(note)}") for note in report.notes]
-    parts += [Text(f"- {line}", style="dim") for line in _sample_lines(report.figures)]
+    parts += [Text(f"- {line}", style="dim") for line in _outlier_lines(report.figures)]
     parts += [Text(f"- Not measured: {name}. {why}", style="dim") for name, why in run.skipped]
     stopped = "stopped by you after" if run.is_interrupted else "in"
     parts.append(Text(f"{format_count(_n_counting(run), 'visit')} {stopped} {format_seconds(run.duration_s)}", "dim"))
-    parts.append(Text(f"kept in {report.trend_path}; offloadtune history shows the trend"))
+    if report.trend_path is not None:
+        parts.append(Text(f"kept in {report.trend_path}; offloadtune history shows the trend"))
     return Group(*parts)
 
 
@@ -55,8 +57,9 @@ def bench_json(report: BenchReport) -> dict[str, Any]:
         "skipped": dict(run.skipped),
         "notes": list(report.notes),
         "visits": [_visit_json(one) for one in run.visits],
-        "trend": str(report.trend_path),
+        "trend": None if report.trend_path is None else str(report.trend_path),
         "is_interrupted": run.is_interrupted,
+        "ended_by": run.ended_by,
         "duration_s": run.duration_s,
     }
 
@@ -120,22 +123,27 @@ def _p95(found: Quantiles, words: Callable[[float], str]) -> str:
     return _with_interval(found.p95, found.p95_low, found.p95_high, words)
 
 
+def _turn_lines(run: BenchRun, figures: Sequence[MeasureFigures]) -> Iterator[str]:
+    for one in figures:
+        if one.turn_s is not None and run.workload is not None:
+            read = f"{one.measure.n_prefix_cached} cached and {one.measure.n_prompt_new} new"
+            writes = f"writes {format_tok_per_s(one.decode_tok_per_s)}"
+            yield f"a turn of {read}, {run.workload.n_gen} written: {format_seconds(one.turn_s)}, {writes}"
+
+
 def _load_lines(loads: LoadTimes | None) -> Iterator[str]:
     if loads is None:
         return
     warm = f"{format_seconds(loads.warm_load_ns / 1e9)}, {format_seconds(loads.warm_ready_ns / 1e9)} until it answers"
     if loads.cold_load_ns is None or loads.cold_ready_ns is None:
-        yield f"load from the system's cache: {warm}; from the disk: not measured, {loads.why_not_cold}"
+        where = "from the system's cache" if loads.is_warm else "with what the system's cache held of the file"
+        yield f"load {where}: {warm}; from the disk: not measured, {loads.why_not_cold}"
         return
     cold = f"{format_seconds(loads.cold_load_ns / 1e9)}, {format_seconds(loads.cold_ready_ns / 1e9)} until it answers"
     yield f"load from the disk: {cold}; from the system's cache: {warm}"
 
 
-def _sample_lines(figures: Sequence[MeasureFigures]) -> Iterator[str]:
-    """Where samples were too few or looked odd."""
-    reasons = dict.fromkeys(one.ttft_s.reason for one in figures if one.ttft_s.reason)
-    if reasons:
-        yield f"P95: {next(iter(reasons))}"
+def _outlier_lines(figures: Sequence[MeasureFigures]) -> Iterator[str]:
     for one in figures:
         if one.n_outliers:
             outliers = format_count(one.n_outliers, "visit")

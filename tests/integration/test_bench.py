@@ -57,6 +57,7 @@ def test_a_run_measures_the_script_and_is_kept(smollm2_path: Path) -> None:
     assert all(one.anchor and one.anchor.multiply_ns > 0 for one in run.visits if one.visit.counts)
     visited = [event for event in events if isinstance(event, MeasureVisited)]
     assert [event.visit for event in visited] == [one for one in run.visits if not one.visit.is_warmup]
+    assert report.trend_path is not None
     assert report.trend_path.is_file()
     assert sum(one.visit.is_warmup for one in run.visits) == 3
     assert [event for event in events if isinstance(event, Said) and "thrown away" in event.text]

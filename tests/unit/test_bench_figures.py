@@ -85,8 +85,20 @@ def test_a_measure_without_visits_has_no_figures() -> None:
 def test_disturbed_visits_are_told() -> None:
     run = with_visit(bench_run(), disturbed_by=("Other programs took 1.0 of 2 CPUs.",))
     told = [note for note in notes_of(run) if "disturbed" in note]
-    words = "was disturbed, does not count and was repeated: Other programs took 1.0 of 2 CPUs."
+    words = "was disturbed and does not count: Other programs took 1.0 of 2 CPUs."
     assert told == [f"1 of 37 visits {words}"]
+
+
+def test_a_turn_is_the_whole_of_it() -> None:
+    turn = figures_of(bench_run(scatter=(1.0,)))[-1]
+    assert turn.measure == MEASURES[5]
+    assert turn.turn_s == pytest.approx(bench_visit(MEASURES[5], 0).visit.turn_s(256))
+    assert figures_of(bench_run())[0].turn_s is None
+
+
+def test_a_run_that_the_engine_ended_says_so() -> None:
+    words = "The engine ended the run before its time: it died."
+    assert words in notes_of(bench_run(ended_by=words))
 
 
 def test_a_run_without_an_anchor_says_so() -> None:

@@ -25,7 +25,8 @@ def attempts_of(
     """The visits that a run makes when every visit of a measure takes `cost_s`."""
     attempts: list[Attempt] = []
     while (one := next_measure(ALL, attempts, pace, budget_s - sum(a.wall_s for a in attempts))) is not None:
-        attempts.append(Attempt(measure=one, wall_s=cost_s[one.name], counts=one.name not in disturbed))
+        cost = cost_s[one.name]
+        attempts.append(Attempt(measure=one, wall_s=cost, timed_s=cost, counts=one.name not in disturbed))
         assert len(attempts) < 10_000
     return attempts
 
@@ -122,12 +123,43 @@ def test_the_cost_of_a_measure_not_yet_visited_follows_from_its_tokens() -> None
     long = Measure(kind=MeasureKind.TTFT, n_prefix_cached=0, n_prompt_new=200, n_steps=1)
     pace = Pace(read_s=0.01, write_s=0.5)
     assert expected_s(long, [], pace) == pytest.approx(1.5 * 2 + 1)
-    assert expected_s(long, [Attempt(measure=long, wall_s=3.0, counts=False)], pace) == 3.0
+    assert expected_s(long, [Attempt(measure=long, wall_s=3.0, timed_s=2.0, counts=False)], pace) == 3.0
+
+
+def test_filling_the_cache_for_a_depth_is_not_charged_to_it() -> None:
+    """The first visit of a depth reads thousands of tokens that no later one does."""
+    deep, short = BY_NAME["decode at 4096"], BY_NAME["ttft 512"]
+    attempts = [
+        Attempt(measure=short, wall_s=1.0, timed_s=1.0, counts=True),
+        Attempt(measure=deep, wall_s=30.0, timed_s=0.5, counts=True),
+    ]
+    assert next_measure([short, deep], attempts, FAST, 40.0) == deep
+    again = [*attempts, Attempt(measure=deep, wall_s=0.8, timed_s=0.5, counts=True)]
+    assert expected_s(deep, again, FAST) == 0.8
+
+
+def test_disturbed_visits_cost_their_measure_as_much_as_others() -> None:
+    attempts = attempts_of(by_tokens(1000), 120, disturbed=frozenset({"ttft 8192"}))
+    n_visits = {name: sum(a.measure.name == name for a in attempts) for name in BY_NAME}
+    assert n_visits["ttft 8192"] <= 2
+    assert n_visits["ttft 512"] == N_VISITS_WANTED
+
+
+def paced(*of_visits: tuple[float, float, int, bool]) -> Pace:
+    return pace_of(
+        [
+            dataclasses.replace(visit(ttft_s=ttft_s, token_s=token_s, is_warmup=is_warmup), n_prompt_new=n_new)
+            for ttft_s, token_s, n_new, is_warmup in of_visits
+        ]
+    )
 
 
 def test_the_pace_is_that_of_the_longest_prompt_and_the_last_tokens() -> None:
-    visits = [
-        dataclasses.replace(visit(ttft_s=ttft_s, token_s=token_s), n_prompt_new=n_new)
-        for ttft_s, token_s, n_new in ((1.0, 0.1, 1), (2.0, 0.2, 100), (3.0, 0.3, 10))
-    ]
-    assert pace_of(visits) == Pace(read_s=0.02, write_s=0.3)
+    found = paced((1.0, 0.1, 1, False), (2.0, 0.2, 100, False), (3.0, 0.3, 10, False))
+    assert found == Pace(read_s=0.02, write_s=0.3)
+
+
+def test_the_pace_is_not_that_of_the_visit_that_compiled() -> None:
+    assert paced((30.0, 1.0, 512, True)).read_s == pytest.approx(30 / 512)
+    assert paced((30.0, 1.0, 512, True), (0.4, 0.1, 400, False)).read_s == pytest.approx(0.001)
+    assert paced((30.0, 1.0, 512, False), (0.512, 0.1, 512, False)).read_s == pytest.approx(0.001)
