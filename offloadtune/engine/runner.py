@@ -115,6 +115,8 @@ class Runner:
         self._drained_bytes: dict[str, int] = {}
         self._forecasts_by_log = False
         self.n_model_loads = 0
+        self.around_visits: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """Entered for the timed part of a trial, when it is loaded, opened and proven."""
 
     def __enter__(self) -> Self:
         return self
@@ -345,13 +347,12 @@ class Runner:
         workload, context = plan.workload, opened["handle"]
         effective = opened["effective"]
         n_warmup = min(workload.n_prompt_new, effective["n_ubatch"], effective["n_ctx"] - 1 - _N_WARMUP_STEPS)
-        visits = [
-            self.visit_opened(context, deadline, is_warmup=True, n_prefix=0, n_new=n_warmup, n_steps=_N_WARMUP_STEPS)
-        ]
-        for _ in range(plan.n_visits):
-            work = {"n_prefix": workload.n_prefix_cached, "n_new": workload.n_prompt_new, "n_steps": plan.n_steps}
-            visits.append(self.visit_opened(context, deadline, is_warmup=False, **work))
-        return tuple(visits)
+        work = {"n_prefix": workload.n_prefix_cached, "n_new": workload.n_prompt_new, "n_steps": plan.n_steps}
+        warmup = {"n_prefix": 0, "n_new": n_warmup, "n_steps": _N_WARMUP_STEPS}
+        with self.around_visits():
+            first = self.visit_opened(context, deadline, is_warmup=True, **warmup)
+            timed = [self.visit_opened(context, deadline, is_warmup=False, **work) for _ in range(plan.n_visits)]
+        return (first, *timed)
 
     def visit_opened(self, context: int, deadline: float, *, is_warmup: bool, **work: int) -> Visit:
         """One visit in an open context, of `n_prefix` restored, `n_new` read and `n_steps` + 1 written tokens."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 
 from offloadtune.engine import Runner, VisitPlan
+from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.warming import Warmth
 from offloadtune.pipeline.watching import Watch
 from offloadtune.probe import local_servers
@@ -16,59 +19,73 @@ _N_REPEATS_MOST = 12  # a sweep; beyond, the time is better spent on what a busy
 
 
 class Undisturbed:
-    """A runner's `run` and `revisit`, watched. Disturbed visits are marked, kept, and followed by others."""
+    """A runner's `run` and `revisit`, watched. Disturbed visits are marked, kept, and followed by others.
+
+    `is_interrupted`: the user stopped while something was measured again; what was measured first was returned.
+    """
 
     def __init__(
         self, runner: Runner, machine: Machine, engine: EngineBuild, endpoints: Sequence[str], listen: Listener
     ) -> None:
         self._runner, self._machine, self._engine, self._listen = runner, machine, engine, listen
         self._watch = Watch(lambda: (*runner.pids, *local_servers(endpoints)))
+        self._disturbed_by: tuple[str, ...] = ()
         self._n_repeats = 0
+        self.is_interrupted = False
+        runner.around_visits = self._watched
 
     def run(self, trial: Trial, plan: VisitPlan, *, timeout_s: float) -> TrialResult:
         """As `Runner.run`."""
-        self._watch.begin()
+        deadline = time.monotonic() + timeout_s
         result = self._runner.run(trial, plan, timeout_s=timeout_s)
-        disturbed_by = self._watch.end_and_tell(self._tell)
         if result.outcome is not Outcome.OK:
             return result
+        first = self._marked(result.visits)
         warmth = Warmth(self._machine, self._engine, offloads=trial.settings.offloads)
         if not warmth.is_warm:
-            self._tell("This engine build is new here: its first visit is thrown away.")
             warmth.keep()
-            return self._again(result, plan, timeout_s, {"is_warmup": True})
-        if self._is_worth_repeating(disturbed_by):
-            return self._again(result, plan, timeout_s, {"disturbed_by": disturbed_by})
-        return dataclasses.replace(result, visits=_marked(result.visits, {"disturbed_by": disturbed_by}))
+            self._tell("This engine build is new here: its first visit is thrown away.")
+            if again := self._again(trial, plan, deadline):
+                first = tuple(dataclasses.replace(visit, is_warmup=True) for visit in first)
+        else:
+            again = self._again(trial, plan, deadline) if self._is_worth_repeating(first) else ()
+        return dataclasses.replace(result, visits=(*first, *again))
 
     def revisit(self, trial: Trial, plan: VisitPlan, *, timeout_s: float) -> tuple[Visit, ...] | TrialResult:
         """As `Runner.revisit`."""
-        visits, disturbed_by = self._revisit(trial, plan, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        visits = self._runner.revisit(trial, plan, timeout_s=timeout_s)
         if isinstance(visits, TrialResult):
             return visits
-        visits = _marked(visits, {"disturbed_by": disturbed_by})
-        if not self._is_worth_repeating(disturbed_by):
-            return visits
-        again, disturbed_by = self._revisit(trial, plan, timeout_s)
-        return visits if isinstance(again, TrialResult) else (*visits, *_marked(again, {"disturbed_by": disturbed_by}))
+        visits = self._marked(visits)
+        return (*visits, *self._again(trial, plan, deadline)) if self._is_worth_repeating(visits) else visits
 
-    def _again(self, result: TrialResult, plan: VisitPlan, timeout_s: float, mark: dict[str, object]) -> TrialResult:
-        """`result` with its visits marked and others after them, where these can be had."""
-        again, disturbed_by = self._revisit(result.trial, plan, timeout_s)
-        if isinstance(again, TrialResult):
-            return result
-        visits = (*_marked(result.visits, mark), *_marked(again, {"disturbed_by": disturbed_by}))
-        return dataclasses.replace(result, visits=visits)
+    def _again(self, trial: Trial, plan: VisitPlan, deadline: float) -> tuple[Visit, ...]:
+        """Further visits where there is time for them; () where they cannot be had: what there is must not be lost."""
+        timeout_s = deadline - time.monotonic()
+        if timeout_s <= 0:
+            return ()
+        try:
+            visits = self._runner.revisit(trial, plan, timeout_s=timeout_s)
+        except KeyboardInterrupt:
+            with deaf():
+                self.is_interrupted = True
+                self._runner.kill()
+            return ()
+        return () if isinstance(visits, TrialResult) else self._marked(visits)
 
-    def _revisit(
-        self, trial: Trial, plan: VisitPlan, timeout_s: float
-    ) -> tuple[tuple[Visit, ...] | TrialResult, tuple[str, ...]]:
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
         self._watch.begin()
-        visits = self._runner.revisit(trial, plan, timeout_s=timeout_s)
-        return visits, self._watch.end_and_tell(self._tell)
+        yield
+        self._disturbed_by = self._watch.end_and_tell(self._tell)
 
-    def _is_worth_repeating(self, disturbed_by: tuple[str, ...]) -> bool:
-        if not disturbed_by or self._watch.was_too_busy or self._n_repeats >= _N_REPEATS_MOST:
+    def _marked(self, visits: Sequence[Visit]) -> tuple[Visit, ...]:
+        return tuple(dataclasses.replace(visit, disturbed_by=self._disturbed_by) for visit in visits)
+
+    def _is_worth_repeating(self, visits: Sequence[Visit]) -> bool:
+        disturbed_by = visits[-1].disturbed_by
+        if not disturbed_by or self._watch.too_busy or self._n_repeats >= _N_REPEATS_MOST:
             return False
         self._n_repeats += 1
         self._tell(f"Disturbed, and measured again: {disturbed_by[0]}")
@@ -76,7 +93,3 @@ class Undisturbed:
 
     def _tell(self, text: str) -> None:
         self._listen(Said(text=text))
-
-
-def _marked(visits: Sequence[Visit], mark: dict[str, object]) -> tuple[Visit, ...]:
-    return tuple(dataclasses.replace(visit, **mark) for visit in visits)  # type: ignore[arg-type]

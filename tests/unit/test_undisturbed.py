@@ -5,7 +5,8 @@ The engine and the machine are made up; the watch of a real machine has tests of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -29,7 +30,11 @@ class MadeUpRunner:
 
     def __init__(self) -> None:
         self.n_visits = 0
-        self.fails = False
+        self.fails = self.is_stopped = False
+        self.around_visits: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def kill(self) -> None:
+        """Nothing to end."""
 
     def run(self, trial: Trial, _plan: VisitPlan, *, timeout_s: float) -> TrialResult:
         assert timeout_s > 0
@@ -37,12 +42,16 @@ class MadeUpRunner:
 
     def revisit(self, trial: Trial, _plan: VisitPlan, *, timeout_s: float) -> tuple[Visit, ...] | TrialResult:
         assert timeout_s > 0
+        if self.is_stopped:
+            raise KeyboardInterrupt
         if self.fails:
             return TrialResult(trial=trial, outcome=Outcome.CRASHED, reason="made up")
         return self._visits()
 
     def _visits(self) -> tuple[Visit, ...]:
         self.n_visits += 1
+        with self.around_visits():
+            pass
         return (visit(ttft_s=9.0, token_s=9.0, is_warmup=True), visit(ttft_s=self.n_visits, token_s=1.0))
 
 
@@ -51,7 +60,7 @@ class MadeUpWatch:
 
     def __init__(self, found: Sequence[tuple[str, ...]]) -> None:
         self._found = list(found)
-        self.was_too_busy = False
+        self.too_busy: str | None = None
 
     def begin(self) -> None:
         """Nothing to remember."""
@@ -106,7 +115,7 @@ def test_twice_disturbed_counts_for_want_of_better() -> None:
 
 def test_a_machine_too_busy_is_not_asked_again_and_again() -> None:
     one, runner, _ = watched(BUSY)
-    one._watch.was_too_busy = True
+    one._watch.too_busy = "The machine is too busy to measure."  # type: ignore[misc]
     visits = one.revisit(TRIAL, PLAN, timeout_s=9)
     assert isinstance(visits, tuple)
     assert visits[-1].disturbed_by == BUSY
@@ -120,10 +129,26 @@ def test_repeats_are_not_without_end() -> None:
     assert runner.n_visits == 50 + 12
 
 
-def test_a_repeat_that_fails_leaves_what_there_was() -> None:
-    one, runner, _ = watched(BUSY, BUSY)
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_a_repeat_that_fails_leaves_what_there_was_with_its_mark(is_warm: bool) -> None:  # noqa: FBT001
+    one, runner, _ = watched(BUSY, BUSY, is_warm=is_warm)
     runner.fails = True
+    visits = one.run(TRIAL, PLAN, timeout_s=9).visits
+    assert ttfts(visits) == [1.0]
+    assert visits[-1].disturbed_by == BUSY
+
+
+def test_ctrl_c_in_a_repeat_loses_nothing() -> None:
+    one, runner, _ = watched(BUSY)
+    runner.is_stopped = True
     assert ttfts(one.run(TRIAL, PLAN, timeout_s=9).visits) == [1.0]
+    assert one.is_interrupted
+
+
+def test_no_time_no_repeat() -> None:
+    one, runner, _ = watched(BUSY)
+    assert isinstance(one.revisit(TRIAL, PLAN, timeout_s=1e-9), tuple)
+    assert runner.n_visits == 1
 
 
 @pytest.mark.parametrize("found", [(), (BUSY,)])
