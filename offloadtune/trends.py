@@ -36,9 +36,10 @@ class FigureCheck:
     """The newest run's figure against those of `n_earlier` runs before it; `before_s` is their median.
 
     `is_normalised` tells which of the two is judged: the one that scattered less between the earlier runs, by
-    `noise_frac`. A change beyond `limit_frac` is not taken for noise; a true slowdown of `detectable_frac` would be
-    found with a chance of 80 %. All of them, and the verdict, are None while `n_missing` runs are lacking.
-    `is_machine`: slower as measured, but no more so than the machine itself was, and so no verdict against what ran.
+    `noise_frac`; always raw where a device besides the CPU took part. A change beyond `limit_frac` is not taken for
+    noise; a true slowdown of `detectable_frac` would be found with a chance of 80 %. All of them, and the verdict, are
+    None while `n_missing` runs are lacking. `is_machine`: slower as measured, but by as much as the machine itself was,
+    and so no verdict against what ran.
     """
 
     name: str
@@ -64,9 +65,9 @@ class FigureCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrendCheck:
-    """The newest run of a trend, begun `started_at`, against the `n_earlier` comparable ones before it.
+    """The newest run of a trend, begun `started_at`, against `n_earlier` before it, where enough are those like it.
 
-    `changes` are those of the last run among them that came with any, begun `changed_at`. `warnings` are sentences.
+    `changes` are the last ones between them and it, first in the run begun `changed_at`. `warnings` are sentences.
     """
 
     gguf_path: Path
@@ -109,7 +110,7 @@ class Spark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """The runs of one file on one machine, newest first. `is_here`: this machine's."""
+    """The runs of one file on one computer, newest first. `machine_id` is that of the newest. `is_here`: this one's."""
 
     gguf_path: Path
     machine_id: str

@@ -23,6 +23,8 @@ MEASURES = (
     Measure(kind=MeasureKind.TURN, n_prefix_cached=2048, n_prompt_new=256, n_steps=4),
 )
 ANCHOR = AnchorReading(multiply_ns=4_000_000, stream_ns=9_000_000)
+ON_CPU = SETTINGS.replace(n_gpu_layers=0)
+"""Without a card in it, so that the anchor counts."""
 FIRST_DAY = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
@@ -101,7 +103,7 @@ def noisy_runs(
     anchor_follows: bool = False,
     last_slower: float = 1.0,
 ) -> list[BenchRun]:
-    """Runs that shift as a whole from one to the next and whose visits swing; the last takes `last_slower` times.
+    """Runs on the CPU that shift as a whole and whose visits swing; the last takes `last_slower` times as long.
 
     `anchor_follows`: whatever slows a visit down slows its anchor down as well, but for 2 %.
     """
@@ -115,5 +117,5 @@ def noisy_runs(
                 anchor = slower * float(np.exp(0.02 * random.normal())) if anchor_follows else 1.0
                 slower *= last_slower if i_run == n_runs - 1 else 1.0
                 visits.append(bench_visit(MEASURES[i_measure], i, slower=slower, anchor_slower=anchor))
-        found.append(bench_run(i_run, visits=tuple(visits)))
+        found.append(bench_run(i_run, settings=ON_CPU, visits=tuple(visits)))
     return found

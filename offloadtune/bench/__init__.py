@@ -1,10 +1,11 @@
 """The fixed script of a bench and what it says: pure functions of records.
 
-script   what is measured, and which measure is visited next
-figures  from visits to P50 and P95, and what is to be said of them
-trend    runs over time, and whether the newest is slower than those before it
-changes  what changed between two of them
-student  the law of how far an unchanged run may stray
+script    what is measured, and which measure is visited next
+figures   from visits to P50 and P95, and what is to be said of them
+trend     runs over time, and whether the newest is slower than those before it
+baseline  which of those before it
+changes   what two of them have in common, and what changed between them
+student   the law of how far an unchanged run may stray
 """
 
 from offloadtune.bench.figures import figures_of, main_time_s, notes_of, quantiles

@@ -1,4 +1,4 @@
-"""What changed between two runs of a bench, in words with both values."""
+"""What two runs of a bench have in common, and what changed between them, in words with both values."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from offloadtune.benches import BenchRun
-from offloadtune.records import Settings, Workload
+from offloadtune.records import Host, Settings, Workload
 from offloadtune.units import format_bytes_per_s
 
 _RATE_APART = 1.5
 """Measured read rates of one memory swing less than this from run to run, on a busy machine too."""
+
+
+def computer(host: Host) -> tuple[Any, ...]:
+    """What a computer is known by, whatever cards are in it and seen: the stable facts of its machine_id."""
+    return host.os.split()[0], host.cpu.brand, host.cpu.n_logical_cores, round(host.ram.total_bytes / 2**30)
+
+
+def kind(run: BenchRun) -> tuple[Any, ...]:
+    """What a run was made with and on, as far as it moves figures at once; runs of one kind scatter by noise alone."""
+    made_on = (run.engine.build_id, _device_words(run), run.drivers, run.endpoints)
+    return run.settings, run.target, run.gguf_id, *made_on
 
 
 def changes(before: BenchRun, after: BenchRun) -> tuple[str, ...]:
@@ -25,8 +36,7 @@ def _script(before: BenchRun, after: BenchRun) -> Iterator[str]:
 
 
 def _software(before: BenchRun, after: BenchRun) -> Iterator[str]:
-    if before.drivers and after.drivers:
-        yield from _changed("driver", _joined(before.drivers), _joined(after.drivers))
+    yield from _changed("driver", _joined(before.drivers), _joined(after.drivers))
     if before.engine.version != after.engine.version:
         yield f"engine {before.engine.version} -> {after.engine.version}"
     else:

@@ -2,7 +2,7 @@
 
 A run's figure is the median (or P95) over its visits. Its logarithm is compared with the median of the earlier runs by
 the prediction interval of Student's t: runs scatter more from one to the next than visits within one, so that earlier
-runs, and not the visits, tell what an unchanged run may do.
+runs, and not the visits, tell what an unchanged run may do. `baseline` says which these are.
 
     spread  s      standard deviation between the earlier runs, and no less than their visits' scatter explains
     limit          t(1 - a, n - 1) s sqrt(1 + pi / 2n): the newest run's own noise, and that of the median of n
@@ -10,17 +10,18 @@ runs, and not the visits, tell what an unchanged run may do.
 
 `a` shares the error of the whole check, 0.2 %, among the figures judged (Bonferroni), and halves it once more where
 the judged of raw and normalised is chosen by its spread, because the smaller of two spreads is too small by chance.
+Where a device besides the CPU takes part only raw is judged, and nothing excused: the anchor is work of the CPU.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from offloadtune.bench.changes import changes
+from offloadtune.bench.baseline import N_EARLIER_MOST, N_EARLIER_NEEDED, baseline_of, is_cut_short, n_whole
+from offloadtune.bench.changes import computer
 from offloadtune.bench.student import upper_quantile
 from offloadtune.benches import AnchorReading, BenchRun, BenchVisit, Measure, MeasureKind
 from offloadtune.records import Verdict, Visit
@@ -28,8 +29,6 @@ from offloadtune.stats import estimate_quantile
 from offloadtune.trends import FigureCheck, RunFigure, Spark, TrendCheck
 from offloadtune.units import format_ratio
 
-N_EARLIER_NEEDED = 5
-N_EARLIER_MOST = 20
 FALSE_ALARM_FRAC = 0.002
 POWER_FRAC = 0.8
 LEAST_SPREAD_LOG = 0.002
@@ -135,14 +134,15 @@ def _median_anchor(anchors: Sequence[AnchorReading]) -> AnchorReading:
 
 
 def series(runs: Iterable[BenchRun]) -> list[tuple[BenchRun, ...]]:
-    """The runs by machine and file, each in the order given.
+    """The runs by computer and file, each in the order given.
 
-    A file is known by its path and by its content: one that was moved or exchanged goes on with its trend.
+    A file is known by its path and by its content: one that was moved or exchanged goes on with its trend. So does a
+    computer whose card is gone: that is what a trend is to tell.
     """
-    group_of: dict[tuple[str, object], list[tuple[int, BenchRun]]] = {}
+    group_of: dict[tuple[object, object], list[tuple[int, BenchRun]]] = {}
     for i, run in enumerate(runs):
-        machine_id = run.machine.machine_id
-        keys = ((machine_id, run.gguf_path), (machine_id, run.gguf_id))
+        where = computer(run.machine.host)
+        keys = ((where, run.gguf_path), (where, run.gguf_id))
         by_path, by_content = (group_of.get(key, []) for key in keys)
         group = by_path or by_content
         if by_path and by_content and by_path is not by_content:
@@ -197,68 +197,81 @@ def check(runs: Sequence[BenchRun]) -> TrendCheck:
     """
     newest = runs[-1]
     earlier = [run for run in runs[:-1] if run.script == newest.script]
+    baseline = baseline_of(newest, earlier)
     usual = usual_anchor([*earlier, newest])
-    before: dict[str, list[RunFigure]] = {}
-    for run in earlier:
-        for figure in run_figures(run, usual):
-            if figure.raw_s is not None:
-                before.setdefault(figure.name, []).append(figure)
-    pairs = [
-        (figure, before.get(figure.name, [])[-N_EARLIER_MOST:])
-        for figure in run_figures(newest, usual)
-        if figure.raw_s is not None
-    ]
+    before = _figures_before(baseline.runs, usual)
+    pairs = [(figure, before.get(figure.name, [])) for figure in run_figures(newest, usual) if figure.raw_s is not None]
     n_judged = sum(len(some) >= N_EARLIER_NEEDED for _, some in pairs)
     slower_machine = tuple(_anchor_warnings(newest, earlier))
-    changed_at, changed = _last_changes([*earlier[-N_EARLIER_MOST:], newest])
+    is_anchored = not any(map(_offloads, (*baseline.runs, newest)))
     return TrendCheck(
         gguf_path=newest.gguf_path,
         machine_id=newest.machine.machine_id,
         started_at=newest.started_at,
-        n_earlier=min(len(earlier), N_EARLIER_MOST),
-        n_missing=max(0, N_EARLIER_NEEDED - len(earlier)),
+        n_earlier=len(baseline.runs),
+        n_missing=max(0, N_EARLIER_NEEDED - n_whole(baseline.runs)),
         figures=tuple(
-            _figure_check(figure, some, n_judged, is_slower_machine=bool(slower_machine)) for figure, some in pairs
+            _figure_check(figure, some, n_judged, is_anchored=is_anchored, is_slower_machine=bool(slower_machine))
+            for figure, some in pairs
         ),
-        changes=changed,
-        changed_at=changed_at,
-        warnings=(*slower_machine, *_unmeasured(newest, earlier)),
+        changes=baseline.changes,
+        changed_at=baseline.changed_at,
+        warnings=tuple(filter(None, (baseline.warning, *slower_machine, *_unmeasured(newest, earlier)))),
     )
+
+
+def _figures_before(runs: Sequence[BenchRun], usual: AnchorReading | None) -> dict[str, list[RunFigure]]:
+    """The figures of the runs by name; of one that was cut short those with half the visits that others have."""
+    found: dict[str, list[tuple[RunFigure, bool]]] = {}
+    for run in runs:
+        for figure in run_figures(run, usual):
+            if figure.raw_s is not None:
+                found.setdefault(figure.name, []).append((figure, is_cut_short(run)))
+    kept = {}
+    for name, some in found.items():
+        whole = [figure.n_visits for figure, is_cut in some if not is_cut]
+        n_least = statistics.median(whole) / 2 if whole else math.inf
+        kept[name] = [figure for figure, is_cut in some if not is_cut or figure.n_visits >= n_least]
+    return kept
+
+
+def _offloads(run: BenchRun) -> bool:
+    """Whether a device besides the CPU takes part, of whose speed the anchor knows nothing."""
+    return run.settings.offloads and bool(run.machine.offload_devices)
 
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """Logarithms of the newest run over the median of the earlier ones, and of what they scatter by."""
+    """Logarithms of the newest run over the median of the `n` earlier ones, and of what they scatter by."""
 
     before_s: float
     change_log: float
     spread_log: float
+    n: int
 
 
 def _figure_check(
-    now: RunFigure, before: Sequence[RunFigure], n_judged: int, *, is_slower_machine: bool
+    now: RunFigure, before: Sequence[RunFigure], n_judged: int, *, is_anchored: bool, is_slower_machine: bool
 ) -> FigureCheck:
-    n = len(before)
-    raw = _judged(now, [one.raw_s for one in before], now.raw_s, [one.raw_scatter_log for one in before])
-    normalised = _judged(
-        now, [one.normalised_s for one in before], now.normalised_s, [one.normalised_scatter_log for one in before]
-    )
+    raw = _judged(now, now.raw_s, [(one.raw_s, one.raw_scatter_log) for one in before])
+    anchored = [(one.normalised_s, one.normalised_scatter_log) for one in before if is_anchored]
+    normalised = _judged(now, now.normalised_s, anchored)
     is_normalised = bool(raw and normalised and normalised.spread_log < raw.spread_log)
     chosen = normalised if is_normalised else raw
     limit_log = detectable_log = 0.0
     verdict, is_machine = None, False
     if chosen:
         chance = FALSE_ALARM_FRAC / n_judged / (2 if normalised else 1)
-        limit_log, detectable_log = _limits_log(chosen.spread_log, n, chance)
+        limit_log, detectable_log = _limits_log(chosen, chance)
         verdict = _verdict(chosen.change_log, limit_log)
         if verdict is Verdict.SLOWER and normalised and is_slower_machine:
-            normalised_limit_log, _ = _limits_log(normalised.spread_log, n, chance)
-            is_machine = normalised.change_log <= normalised_limit_log
+            normalised_limit_log, _ = _limits_log(normalised, chance)
+            is_machine = abs(normalised.change_log) <= normalised_limit_log
     return FigureCheck(
         name=now.name,
         kind=now.kind,
-        n_earlier=n,
-        n_missing=max(0, N_EARLIER_NEEDED - n),
+        n_earlier=len(before),
+        n_missing=max(0, N_EARLIER_NEEDED - len(before)),
         now_s=now.raw_s or 0.0,
         before_s=raw.before_s if raw else None,
         raw_change_frac=_frac(raw.change_log) if raw else None,
@@ -272,24 +285,23 @@ def _figure_check(
     )
 
 
-def _judged(
-    now: RunFigure, before: Sequence[float | None], value: float | None, scatters: Sequence[float]
-) -> _Judged | None:
-    """None where a run lacks the figure, or too few have it."""
-    known = [one for one in before if one is not None]
-    if value is None or len(known) < max(N_EARLIER_NEEDED, len(before)):
+def _judged(now: RunFigure, value: float | None, before: Iterable[tuple[float | None, float]]) -> _Judged | None:
+    """`before` are values and scatters. None where the newest run lacks the figure, or too few others have it."""
+    known = [(one, scatter) for one, scatter in before if one is not None]
+    if value is None or len(known) < N_EARLIER_NEEDED:
         return None
-    middle = statistics.median(known)
-    within = _ERROR_OF[now.quantile_frac] * statistics.median(scatters) / math.sqrt(now.n_visits)
-    between = statistics.stdev(map(math.log, known))
-    return _Judged(middle, math.log(value / middle), max(between, within, LEAST_SPREAD_LOG))
+    middle = statistics.median(one for one, _ in known)
+    scatter_log = statistics.median(scatter for _, scatter in known)
+    within = _ERROR_OF[now.quantile_frac] * scatter_log / math.sqrt(now.n_visits)
+    between = statistics.stdev(math.log(one) for one, _ in known)
+    return _Judged(middle, math.log(value / middle), max(between, within, LEAST_SPREAD_LOG), len(known))
 
 
-def _limits_log(spread_log: float, n: int, chance: float) -> tuple[float, float]:
+def _limits_log(judged: _Judged, chance: float) -> tuple[float, float]:
     """What an unchanged run stays below but for `chance`, and the smallest change found with 80 %."""
-    reach = spread_log * math.sqrt(1 + math.pi / 2 / n)
-    limit = upper_quantile(chance, n - 1) * reach
-    return limit, limit + upper_quantile(1 - POWER_FRAC, n - 1) * reach
+    reach = judged.spread_log * math.sqrt(1 + math.pi / 2 / judged.n)
+    limit = upper_quantile(chance, judged.n - 1) * reach
+    return limit, limit + upper_quantile(1 - POWER_FRAC, judged.n - 1) * reach
 
 
 def _verdict(change_log: float, limit_log: float) -> Verdict:
@@ -300,15 +312,6 @@ def _verdict(change_log: float, limit_log: float) -> Verdict:
 
 def _frac(log: float) -> float:
     return math.expm1(min(log, _LARGEST_LOG))
-
-
-def _last_changes(runs: Sequence[BenchRun]) -> tuple[str, tuple[str, ...]]:
-    """When something last changed between the runs, and what."""
-    for before, after in reversed(list(itertools.pairwise(runs))):
-        changed = changes(before, after)
-        if changed:
-            return after.started_at, changed
-    return "", ()
 
 
 def _anchor_warnings(newest: BenchRun, earlier: Sequence[BenchRun]) -> Iterator[str]:
@@ -322,18 +325,28 @@ def _anchor_warnings(newest: BenchRun, earlier: Sequence[BenchRun]) -> Iterator[
         ("main memory", now.stream_ns, [one.stream_ns for one in known]),
     ):
         middle = statistics.median(before)
-        spread = max(statistics.stdev(map(math.log, before)), LEAST_SPREAD_LOG)
-        limit, _ = _limits_log(spread, len(before), FALSE_ALARM_FRAC / 2)
-        if value / middle > max(LEAST_ANCHOR_RATIO, math.exp(min(limit, _LARGEST_LOG))):
+        spread_log = max(statistics.stdev(map(math.log, before)), LEAST_SPREAD_LOG)
+        judged = _Judged(middle, math.log(value / middle), spread_log, len(before))
+        limit_log, _ = _limits_log(judged, FALSE_ALARM_FRAC / 2)
+        if judged.change_log > max(math.log(LEAST_ANCHOR_RATIO), limit_log):
             ratio = format_ratio(value / middle)
             yield f"The machine itself was slower: a fixed piece of work for its {work} took {ratio} the usual time."
 
 
 def _unmeasured(newest: BenchRun, earlier: Sequence[BenchRun]) -> Iterator[str]:
-    """What the run before could measure and this one could not."""
-    had = {one.measure for one in earlier[-1].visits if one.visit.counts} if earlier else set()
+    """What the last whole run could measure and this one could not."""
+    if is_cut_short(newest):
+        yield newest.ended_by or "The run was interrupted, so that its figures rest on fewer visits or are missing."
+    last = next((run for run in reversed(earlier) if not is_cut_short(run)), None)
+    had = {one.measure for one in last.visits if one.visit.counts} if last else set()
     has = {one.measure for one in newest.visits if one.visit.counts}
-    reasons = {measure.name: "every visit was disturbed." for measure in newest.measures} | dict(newest.skipped)
+    reasons = {measure.name: _why_missing(newest, measure) for measure in newest.measures} | dict(newest.skipped)
     for name, reason in reasons.items():
         if name in had - has:
             yield f"{name} was not measured this time: {reason}"
+
+
+def _why_missing(run: BenchRun, measure: Measure) -> str:
+    if any(one.measure == measure.name and one.visit.disturbed_by for one in run.visits):
+        return "every visit was disturbed."
+    return "the run ended before it." if is_cut_short(run) else "not one of its visits counts."

@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import Any
 
 from offloadtune import store
+from offloadtune.bench.changes import computer
 from offloadtune.records import Host
 
 
@@ -27,9 +28,13 @@ class Here:
     host: Host
     build_id: str | None
 
+    def is_in(self, host: Host) -> bool:
+        """Whether `host` is this computer, whatever cards it had."""
+        return computer(host) == computer(self.host)
+
     def is_on(self, host: Host) -> bool:
         """Whether `host` is this computer with its cards."""
-        return _computer(host) == _computer(self.host) and not _differ(host, self.host, lambda gpu: gpu.name)
+        return self.is_in(host) and not _differ(host, self.host, lambda gpu: gpu.name)
 
     def unlike(self, header: store.SweepHeader) -> Unlike | None:
         """The first thing that keeps the sweep from speaking for what is here, None where nothing does."""
@@ -41,11 +46,6 @@ class Here:
         if self.build_id not in {None, header.engine.build_id}:
             return Unlike.ENGINE
         return Unlike.DRIVER if _differ(host, self.host, lambda gpu: gpu.driver) else None
-
-
-def _computer(host: Host) -> tuple[Any, ...]:
-    """What a computer is known by without asking the engine for its devices: the stable facts of its machine_id."""
-    return host.os.split()[0], host.cpu.brand, host.cpu.n_logical_cores, round(host.ram.total_bytes / 2**30)
 
 
 def _differ(one: Host, other: Host, fact: Callable[[Any], Any]) -> bool:

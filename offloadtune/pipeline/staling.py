@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -19,7 +20,8 @@ from offloadtune.store import SweepHeader
 from offloadtune.trends import StaleProfile
 
 BUDGET_S = 30
-"""Enough for the baselines and a few trials of a small file; what a profile needs at least."""
+"""Enough for the baselines and a few trials of a small file, once it is in memory."""
+_DISK_BYTES_PER_S = 0.5e9
 
 
 def stale_profiles(headers: Iterable[SweepHeader], here: Here) -> Iterator[StaleProfile]:
@@ -87,4 +89,10 @@ def _command(header: SweepHeader) -> str:
         words += ["--n-ctx", str(header.n_ctx)]
     for option in limit_options(header):
         words += option.split(" ", 1)
-    return shlex.join([*words, "--budget", f"{BUDGET_S}s"])
+    return shlex.join([*words, "--budget", f"{_budget_s(header.file_bytes)}s"])
+
+
+def _budget_s(file_bytes: int) -> int:
+    """What a profile needs at least; whole minutes from one on."""
+    needed_s = math.ceil(BUDGET_S + file_bytes / _DISK_BYTES_PER_S)
+    return needed_s if needed_s <= 60 else 60 * math.ceil(needed_s / 60)

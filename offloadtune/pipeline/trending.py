@@ -39,7 +39,7 @@ def trends(path: Path | None) -> TrendReport:
     if not groups and not swept:
         return TrendReport(trends=(), broken=broken, stale=())
     here = _here()
-    found = [_trend(runs, is_here=here.is_on(runs[-1].machine.host)) for runs in groups]
+    found = [_trend(runs, is_here=here.is_in(runs[-1].machine.host)) for runs in groups]
     return TrendReport(
         trends=tuple(sorted(found, key=lambda one: not one.is_here)),
         broken=broken,
@@ -54,7 +54,7 @@ def check_trends(path: Path | None) -> tuple[TrendCheck, ...]:
     """
     groups, broken = _read(_wanted(path))
     here = _here() if groups else None
-    return tuple(_check(runs, broken) for runs in groups if here and here.is_on(runs[-1].machine.host))
+    return tuple(_check(runs, broken) for runs in groups if here and here.is_in(runs[-1].machine.host))
 
 
 def _check(runs: Sequence[BenchRun], broken: Sequence[BrokenTrend]) -> TrendCheck:

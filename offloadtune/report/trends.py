@@ -21,7 +21,7 @@ from offloadtune.units import format_count, format_seconds, format_tok_per_s
 _N_ROWS_SHOWN = 20
 _LEGEND = """\
 raw, normalised: change of the time taken, as measured and for a machine as fast as usual; noise: between earlier runs
-limit: a larger change is no noise; finds: a true slowdown as large is found 4 times in 5"""
+limit: a larger change is no noise; finds: a true slowdown as large is found 4 times in 5; a P95 takes 20 visits"""
 
 
 def trends_view(report: TrendReport) -> RenderableType:
@@ -111,12 +111,20 @@ def _trend_lines(trend: Trend) -> Iterator[RenderableType]:
     for row, figures in zip(trend.rows, cells, strict=True):
         settings = '"' if row.run.settings == above else _settings_words(row.run.settings)
         above = row.run.settings
-        words = (_when(row.run.started_at), *figures, settings, "; ".join(row.changes))
+        words = (_when(row.run.started_at) + _ending_words(row.run), *figures, settings, "; ".join(row.changes))
         table.add_row(*map(printable, words))
     yield table
+    for run in (row.run for row in trend.rows if row.run.ended_by):
+        yield Text(printable(f"The run of {_when(run.started_at)} was cut short: {run.ended_by}"))
     if any("of " in cell for figures in cells for cell in figures):
         yield Text('"of 6" stands where the P95 of so few visits is not known: it takes 20.', style="dim")
     yield Text("")
+
+
+def _ending_words(run: BenchRun) -> str:
+    if run.is_interrupted:
+        return ", interrupted"
+    return ", cut short" if run.ended_by else ""
 
 
 def _shown(run: BenchRun) -> tuple[list[Measure], list[Measure]]:
@@ -176,6 +184,8 @@ def _run_json(row: TrendRow) -> dict[str, Any]:
         "settings": plain(run.settings),
         "target": run.target.value,
         "workload": plain(run.workload),
+        "is_interrupted": run.is_interrupted,
+        "ended_by": run.ended_by,
         "figures": [plain(one) for one in row.figures],
         "changes": list(row.changes),
     }

@@ -158,6 +158,29 @@ def test_a_check_tells_of_lines_it_could_not_read(kept: list[BenchRun]) -> None:
     assert found.warnings[-1].endswith("was written by a newer offloadtune (format 99, this one reads 1).")
 
 
+def test_a_card_that_is_gone_fails_the_check(in_process: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = dataclasses.replace(MACHINE.host, nvml_gpus=())
+    monkeypatch.setattr(trending, "probe_host", lambda **_options: host)
+    gone = dataclasses.replace(MACHINE, host=host, devices=())
+    keep(*(bench_run(i) for i in range(6)), bench_run(9, slower=8, machine=gone))
+    ended = in_process("history", "--check")
+    assert ended.code == 4
+    assert "devices CUDA0 NVIDIA GeForce RTX 4090 -> none" in ended.out
+    assert [len(one.rows) for one in pipeline.trends(None).trends] == [7]
+
+
+def test_runs_that_were_cut_short_are_marked(in_process: InProcess) -> None:
+    keep(bench_run(0, is_interrupted=True), bench_run(1, ended_by="The engine ended.\x1b"), bench_run(2))
+    text = screen(report.trends_view(pipeline.trends(None)))
+    assert "2026-01-02 03:04 UTC, interrupted" in text
+    assert "2026-01-03 03:04 UTC, cut short" in text
+    assert "The run of 2026-01-03 03:04 UTC was cut short: The engine ended." in text
+    assert "\x1b" not in text
+    runs = json.loads(in_process("history", "--json").out)["trends"][0]["runs"]
+    assert [one["is_interrupted"] for one in runs] == [False, False, True]
+    assert [one["ended_by"] for one in runs] == ["", "The engine ended.\x1b", ""]
+
+
 # --- the command ---------------------------------------------------------------------------------------------------
 
 
@@ -202,7 +225,7 @@ def test_a_run_of_which_nothing_counts_judges_nothing(in_process: InProcess) -> 
     ended = in_process("history", "--check")
     assert ended.code == 0
     assert "Not one of its visits counts" in ended.out
-    assert "ttft 128 was not measured this time: every visit was disturbed." in ended.out
+    assert "ttft 128 was not measured this time: not one of its visits counts." in ended.out
 
 
 def test_nothing_to_check_is_said(in_process: InProcess) -> None:
@@ -318,7 +341,7 @@ def test_a_profile_of_something_else_is_stale(file: Path, changes: dict[str, Any
     ((said, command),) = stale()
     assert said == why
     assert command.startswith(f"offloadtune sweep '{file}' ")
-    assert command.endswith(" --budget 30s")
+    assert command.endswith(" --budget 40s")
 
 
 def test_a_file_that_was_exchanged_is_stale(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +392,13 @@ def test_the_command_asks_the_same_again(file: Path) -> None:
         endpoints=("a:1",),
     )
     options = "--workload rag --goal ttft --target llama_server --n-ctx 16384 --set n_threads=6 --vram-limit 20.0GiB"
-    assert stale()[0][1] == f"offloadtune sweep '{file}' {options} --rpc a:1 --budget 30s"
+    assert stale()[0][1] == f"offloadtune sweep '{file}' {options} --rpc a:1 --budget 40s"
+
+
+@pytest.mark.parametrize(("file_bytes", "budget"), [(0, "30s"), (15 * 10**9, "60s"), (40 * 10**9, "120s")])
+def test_the_budget_has_room_for_a_large_file(file: Path, file_bytes: int, budget: str) -> None:
+    sweep(gguf_path=file, started_at=LATER, machine=with_driver("540.1"), file_bytes=file_bytes)
+    assert stale()[0][1].endswith(f" --budget {budget}")
 
 
 def test_the_screen_of_a_stale_profile(file: Path, in_process: InProcess) -> None:

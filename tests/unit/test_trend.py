@@ -14,14 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_records import ENGINE, MACHINE, SETTINGS
-from sample_runs import ANCHOR, MEASURES, bench_run, bench_visit, noisy_runs
+from sample_runs import ANCHOR, MEASURES, ON_CPU, bench_run, bench_visit, noisy_runs
 
+from offloadtune.bench.baseline import N_EARLIER_MOST, N_EARLIER_NEEDED
 from offloadtune.bench.changes import changes
 from offloadtune.bench.student import upper_quantile, upper_tail
 from offloadtune.bench.trend import (
     LEAST_SPREAD_LOG,
-    N_EARLIER_MOST,
-    N_EARLIER_NEEDED,
     check,
     run_figures,
     series,
@@ -34,6 +33,10 @@ from offloadtune.records import Machine, Target, Verdict, Workload
 from offloadtune.trends import FigureCheck, RunFigure, TrendCheck
 
 STEADY = (1.0, 1.01, 0.99, 1.0, 1.012, 0.99, 1.004)
+ELSEWHERE = dataclasses.replace(MACHINE, host=dataclasses.replace(MACHINE.host, os="Windows 11"))
+NO_CARD = dataclasses.replace(MACHINE, host=dataclasses.replace(MACHINE.host, nvml_gpus=()), devices=())
+OTHER = SETTINGS.replace(n_ubatch=64)
+UPDATED = dataclasses.replace(ENGINE, version="llama-cpp-python 0.3.37", build_id="f" * 12)
 NAMES = [
     "ttft 128",
     "ttft 2048",
@@ -218,9 +221,15 @@ def test_a_file_goes_on_with_its_trend_when_it_is_moved_or_exchanged() -> None:
         bench_run(1, gguf_path=Path("/b/x.gguf"), gguf_id="other"),
         bench_run(2, gguf_path=Path("/moved/y.gguf")),
         bench_run(3, gguf_path=Path("/moved/y.gguf"), gguf_id="exchanged"),
-        bench_run(4, machine=dataclasses.replace(MACHINE, devices=())),
+        bench_run(4, machine=ELSEWHERE),
     ]
     assert series(runs) == [(runs[0], runs[2], runs[3]), (runs[1],), (runs[4],)]
+
+
+def test_a_computer_whose_card_is_gone_goes_on_with_its_trend() -> None:
+    runs = (bench_run(0), bench_run(1, machine=NO_CARD), bench_run(2))
+    assert runs[0].machine.machine_id != runs[1].machine.machine_id
+    assert series(runs) == [runs]
 
 
 def test_two_files_that_turn_out_to_be_one_are_one_trend() -> None:
@@ -323,33 +332,42 @@ def test_a_short_run_is_given_more_room() -> None:
     assert short.limit_frac > 1.5 * long.limit_frac
 
 
+def on_cpu(i_run: int, slower: float, anchor_slower: float | None = 1.0) -> BenchRun:
+    return bench_run(i_run, slower=slower, anchor_slower=anchor_slower, settings=ON_CPU)
+
+
+MACHINE_SWINGS = (1.0, 1.3, 0.8, 1.2, 0.9, 1.4, 1.1)
+
+
 def test_what_scatters_less_is_judged() -> None:
-    machine = (1.0, 1.3, 0.8, 1.2, 0.9, 1.4, 1.1)
-    follows = [bench_run(i, slower=slow, anchor_slower=slow) for i, slow in enumerate(machine)]
-    found = of(check([*follows, bench_run(9, slower=1.5 * 1.2, anchor_slower=1.5)]))
+    follows = [on_cpu(i, slow, slow) for i, slow in enumerate(MACHINE_SWINGS)]
+    found = of(check([*follows, on_cpu(9, 1.5 * 1.2, 1.5)]))
     assert found.is_normalised
     assert found.change_frac == found.normalised_change_frac == pytest.approx(0.2, rel=0.01)
     assert found.verdict is Verdict.SLOWER
-    wild = [
-        bench_run(i, slower=slow, anchor_slower=far) for i, (slow, far) in enumerate(zip(STEADY, machine, strict=True))
-    ]
-    assert not of(check([*wild, bench_run(9)])).is_normalised
+    wild = [on_cpu(i, slow, far) for i, (slow, far) in enumerate(zip(STEADY, MACHINE_SWINGS, strict=True))]
+    assert not of(check([*wild, on_cpu(9, 1.0)])).is_normalised
 
 
 def test_a_run_without_anchors_is_judged_as_measured() -> None:
-    machine = (1.0, 1.3, 0.8, 1.2, 0.9, 1.4, 1.1)
-    runs = [bench_run(i, slower=slow, anchor_slower=slow) for i, slow in enumerate(machine)]
-    for bare in (
-        [*runs, bench_run(9, anchor_slower=None)],
-        [bench_run(0, anchor_slower=None), *runs[1:], bench_run(9)],
-    ):
-        found = of(check(bare))
-        assert (found.is_normalised, found.normalised_change_frac) == (False, None)
-        assert found.verdict is Verdict.SAME
+    runs = [on_cpu(i, slow, slow) for i, slow in enumerate(MACHINE_SWINGS)]
+    found = of(check([*runs, on_cpu(9, 1.0, None)]))
+    assert (found.is_normalised, found.normalised_change_frac) == (False, None)
+    assert found.verdict is Verdict.SAME
+
+
+def test_an_earlier_run_without_anchors_is_left_out_of_what_is_normalised() -> None:
+    runs = [on_cpu(i, slow, slow) for i, slow in enumerate(MACHINE_SWINGS)]
+    slow = on_cpu(9, 1.1 * 1.2, 1.1)
+    for n_bare, is_normalised in ((2, True), (3, False)):
+        bare = [on_cpu(i, slow, None) for i, slow in enumerate(MACHINE_SWINGS[:n_bare])]
+        found = of(check([*bare, *runs[n_bare:], slow]))
+        assert (found.is_normalised, found.n_earlier) == (is_normalised, 7)
+        assert found.verdict is (Verdict.SLOWER if is_normalised else Verdict.SAME)
 
 
 def test_a_slow_machine_is_a_warning_and_no_verdict_against_what_ran() -> None:
-    found = check(steady_runs(bench_run(9, slower=1.42, anchor_slower=1.42)))
+    found = check([*(on_cpu(i, slower) for i, slower in enumerate(STEADY)), on_cpu(9, 1.42, 1.42)])
     assert found.slower == ()
     assert of(found).is_machine
     assert of(found).raw_change_frac == pytest.approx(0.42, rel=0.01)
@@ -359,18 +377,117 @@ def test_a_slow_machine_is_a_warning_and_no_verdict_against_what_ran() -> None:
     )
 
 
-def test_slower_than_the_slow_machine_explains_is_slower() -> None:
-    found = check(steady_runs(bench_run(9, slower=1.42 * 1.3, anchor_slower=1.42)))
+@pytest.mark.parametrize(("slower", "anchor_slower"), [(1.42 * 1.3, 1.42), (1.3, 1.6)])
+def test_slower_by_more_or_less_than_the_machine_is_slower(slower: float, anchor_slower: float) -> None:
+    """An anchor that would explain far more than there is explains nothing."""
+    found = check([*(on_cpu(i, slower) for i, slower in enumerate(STEADY)), on_cpu(9, slower, anchor_slower)])
     assert len(found.slower) == len(found.figures)
     assert found.warnings
 
 
+def test_the_cpu_is_no_excuse_where_a_card_does_the_work() -> None:
+    found = check(steady_runs(bench_run(9, slower=1.42, anchor_slower=1.42)))
+    assert len(found.slower) == len(found.figures)
+    assert {one.normalised_change_frac for one in found.figures} == {None}
+    slow_machine = bench_run(9, slower=1.42, anchor_slower=1.42, machine=NO_CARD)
+    assert check(steady_runs(slow_machine, machine=NO_CARD)).slower == ()
+
+
 def test_a_change_is_named_and_does_not_excuse() -> None:
-    found = check(steady_runs(bench_run(9, slower=1.5, settings=SETTINGS.replace(n_ubatch=64))))
+    found = check(steady_runs(bench_run(9, slower=1.5, settings=OTHER)))
     assert found.slower
     assert (found.changes, found.changed_at) == (("n_ubatch 256 -> 64",), bench_run(9).started_at)
-    later = check(steady_runs(*(bench_run(i, slower=1.5, settings=SETTINGS.replace(n_ubatch=64)) for i in (9, 10))))
+    later = check(steady_runs(*(bench_run(i, slower=1.5, settings=OTHER) for i in (9, 10))))
     assert (later.changes, later.changed_at) == (found.changes, found.changed_at)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"settings": OTHER}, "n_ubatch 256 -> 64"),
+        ({"engine": UPDATED}, "engine llama-cpp-python 0.3.36 -> llama-cpp-python 0.3.37"),
+        ({"gguf_id": "exchanged"}, "content of the file 4f2c9ad01b77 -> exchanged"),
+        ({"target": Target.LLAMA_SERVER}, "target llama_cpp_python -> llama_server"),
+        ({"machine": on(driver="560.35")}, "driver 550.54.14 -> 560.35"),
+        ({"endpoints": ("a:1",)}, "endpoints none -> a:1"),
+    ],
+)
+def test_what_a_change_makes_slower_is_told_while_it_is_young(changed: dict[str, Any], words: str) -> None:
+    """From the first run after it, against the runs before it, until there are enough to be compared with."""
+    for n_after in range(1, N_EARLIER_NEEDED + 1):
+        found = check(steady_runs(*(bench_run(10 + i, slower=1.15, **changed) for i in range(n_after))))
+        assert len(found.slower) == len(found.figures)
+        assert (found.n_earlier, found.changes) == (7, (words,))
+        assert found.changed_at == bench_run(10).started_at
+        assert len(found.warnings) == 1
+    settled = check(steady_runs(*(bench_run(10 + i, slower=1.15, **changed) for i in range(N_EARLIER_NEEDED + 1))))
+    assert {one.verdict for one in settled.figures} == {Verdict.SAME}
+    assert (settled.n_earlier, settled.changes, settled.warnings) == (N_EARLIER_NEEDED, (), ())
+
+
+def test_a_large_change_makes_no_later_check_blind() -> None:
+    after = [bench_run(10 + i, slower=4 * slower, settings=OTHER) for i, slower in enumerate(STEADY)]
+    found = check(steady_runs(*after, bench_run(20, slower=4 * 1.15, settings=OTHER)))
+    assert len(found.slower) == len(found.figures)
+    assert found.n_earlier == len(after)
+
+
+def test_profiles_in_turns_are_each_compared_with_their_own() -> None:
+    turns = [
+        bench_run(i, slower=slower * (1, 3)[i % 2], settings=(SETTINGS, OTHER)[i % 2])
+        for i, slower in enumerate(2 * STEADY)
+    ]
+    assert [check(turns[: i + 1]).slower for i in range(len(turns))] == [()] * len(turns)
+    for settings_now, usual in ((SETTINGS, 1), (OTHER, 3)):
+        found = check([*turns, bench_run(20, slower=usual * 1.15, settings=settings_now)])
+        assert len(found.slower) == len(found.figures)
+        assert (found.n_earlier, found.changes, found.warnings) == (7, (), ())
+
+
+def test_a_trial_of_something_else_does_not_end_a_stretch() -> None:
+    runs = [bench_run(i, slower=slower) for i, slower in enumerate(STEADY)]
+    runs.insert(4, bench_run(4, slower=3, settings=OTHER))
+    found = check([*runs, bench_run(9, slower=1.15, engine=UPDATED)])
+    assert len(found.slower) == len(found.figures)
+    assert found.n_earlier == 7
+
+
+def test_limits_that_span_a_change_are_told() -> None:
+    runs = [bench_run(i, slower=(1, 3)[i // 4], settings=(SETTINGS, OTHER)[i // 4]) for i in range(8)]
+    found = check([*runs, bench_run(9, slower=3, settings=OTHER)])
+    assert (found.n_earlier, found.changes) == (8, ("n_ubatch 256 -> 64",))
+    assert found.warnings == ("No 5 runs in a row are alike: what changed between them widens the limits.",)
+    assert (of(found).limit_frac or 0) > 1
+    assert check(runs[:4]).warnings == ()
+
+
+def test_a_card_that_is_gone_is_told_at_once() -> None:
+    found = check(steady_runs(bench_run(9, slower=8, anchor_slower=8, machine=NO_CARD)))
+    assert len(found.slower) == len(found.figures)
+    assert "devices CUDA0 NVIDIA GeForce RTX 4090 -> none" in found.changes
+
+
+@pytest.mark.parametrize("end", [{"is_interrupted": True}, {"ended_by": "The engine ended."}])
+def test_a_run_that_was_cut_short_is_compared_with_where_it_has_visits(end: dict[str, Any]) -> None:
+    cut = bench_run(5, slower=3, scatter=(1.0, 1.0), **end)
+    found = check(steady_runs(cut, bench_run(9)))
+    assert {one.n_earlier for one in found.figures} == {7}
+    half = check(steady_runs(bench_run(5, scatter=(1.0,) * 3, **end), bench_run(9)))
+    assert {one.n_earlier for one in half.figures} == {8}
+    assert check([*(bench_run(i, **end) for i in range(6)), bench_run(9)]).n_missing == 5
+
+
+def test_what_a_run_that_was_cut_short_lacks_is_told() -> None:
+    some = tuple(one for one in bench_run().visits if one.measure != "decode at 0")
+    interrupted = check(steady_runs(bench_run(9, visits=some, is_interrupted=True)))
+    assert interrupted.warnings == (
+        "The run was interrupted, so that its figures rest on fewer visits or are missing.",
+        "decode at 0 was not measured this time: the run ended before it.",
+    )
+    ended = check(steady_runs(bench_run(9, visits=some, ended_by="The engine ended.")))
+    assert ended.warnings == ("The engine ended.", interrupted.warnings[1])
+    after = check(steady_runs(bench_run(8, visits=(), is_interrupted=True), bench_run(9, visits=some)))
+    assert after.warnings == ("decode at 0 was not measured this time: not one of its visits counts.",)
 
 
 def test_what_could_be_measured_before_and_not_now_is_told() -> None:

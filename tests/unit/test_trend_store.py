@@ -66,7 +66,7 @@ def test_any_run_reads_back(slower: float, words: str, n_ubatch: int, anchor_slo
     run = bench_run(slower=slower, anchor_slower=anchor_slower, settings=SETTINGS.replace(n_ubatch=n_ubatch))
     first = dataclasses.replace(run.visits[0].visit, disturbed_by=(words,))
     visits = (dataclasses.replace(run.visits[0], visit=first), *run.visits[1:])
-    run = dataclasses.replace(run, skipped=(("ttft 1", words),), settings_from=words, visits=visits)
+    run = dataclasses.replace(run, skipped=(("ttft 1", words),), settings_from=words, ended_by=words, visits=visits)
     with tempfile.TemporaryDirectory() as folder:
         assert read_runs(append_run(Path(folder), run)).runs == (run,)
 
