@@ -88,10 +88,10 @@ def test_a_database_without_the_table_or_that_computes_for_ever_is_no_file_of_ro
 
 @pytest.mark.timeout(60)
 def test_a_hostile_database_gives_bounded_rows_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = "(n_prompt INTEGER, n_gen INTEGER, avg_ts REAL, x"
     for name, sql in {
         "view": "CREATE VIEW llama_bench AS SELECT 1 AS n_prompt, 0 AS n_gen, 1.0 AS avg_ts",
-        "large": f"CREATE TABLE llama_bench {columns}); REPLACE INTO llama_bench VALUES (1, 0, 1, zeroblob(99999))",
+        "large": "CREATE TABLE llama_bench (n_prompt, n_gen, avg_ts REAL, x DEFAULT (zeroblob(99999)));"
+        "INSERT INTO llama_bench (n_prompt, n_gen, avg_ts) VALUES (1, 0, 1)",
     }.items():
         with sqlite3.connect(tmp_path / name) as connection:
             connection.executescript(sql)
@@ -99,7 +99,7 @@ def test_a_hostile_database_gives_bounded_rows_or_none(tmp_path: Path, monkeypat
         with pytest.raises(UsageError, match="it cannot be read as a database"):
             read_rows(tmp_path / name)
     with sqlite3.connect(tmp_path / "computed") as connection:
-        connection.execute(f"CREATE TABLE llama_bench {columns} AS (zeroblob(999999999)))")
+        connection.execute("CREATE TABLE llama_bench (n_prompt, n_gen, avg_ts REAL, x AS (zeroblob(999999999)))")
         connection.executemany("INSERT INTO llama_bench VALUES (1, 0, 1.0)", [()] * 9)
     connection.close()
     monkeypatch.setattr(llama_bench, "_MAX_SQLITE_ROWS", 8)
