@@ -36,8 +36,8 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
         typer.Option(
             "--llama-bench",
             help="Measure as llama-bench does instead, by its own options: "
-            "-p -n -pg -d -b -ub -ctk -ctv -t -ngl -ncmoe -fa --repack -r -o. Set -t to compare with llama-bench where "
-            "cores differ or are kept from this process: unasked it is all physical cores to be used.",
+            "-p -n -pg -d -b -ub -ctk -ctv -t -ngl -ncmoe -fa --repack -r -o. Unasked, -t is every physical core that "
+            "this process may use; llama-bench takes the fast ones alone where cores differ.",
         ),
     ] = False,
     json: asking.AsJson = False,

@@ -99,10 +99,11 @@ def _parsed(arguments: Sequence[str]) -> dict[str, list[str]]:
     given: dict[str, list[str]] = {name: [] for _, name in _OPTIONS.values()}
     words, hint = iter(arguments), f"use its options: {' '.join(_OPTIONS)}"
     for word in words:
-        option, equals, value = word.partition("=")
+        option, equals, rest = word.partition("=")
         if option not in _NAMES:
             raise UsageError(f"--llama-bench: {word!r} is no option of it that offloadtune knows.", hint=hint)
-        if not equals and (value := next(words, None)) is None:
+        value = rest if equals else next(words, None)
+        if value is None:
             raise UsageError(f"--llama-bench: {option} has no value.", hint=hint)
         given[_NAMES[option]].append(value)
     return given

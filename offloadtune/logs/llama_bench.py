@@ -344,8 +344,8 @@ def _check(fields: Mapping[str, Any], samples_ns: Any, samples_ts: Any) -> None:
             raise _NoRowError(f"it has no {name}, which every row of llama-bench has")
     if min(fields["n_prompt"], fields["n_gen"], fields["avg_ts"]) < 0 or not math.isfinite(fields["avg_ts"]):
         raise _NoRowError("it counts what cannot be")
-    for name, samples, kind in (("samples_ns", samples_ns, int), ("samples_ts", samples_ts, (int, float))):
-        if not isinstance(samples, list | tuple) or not all(isinstance(one, kind) for one in samples):
+    for name, samples, number in (("samples_ns", samples_ns, int), ("samples_ts", samples_ts, (int, float))):
+        if not isinstance(samples, list | tuple) or not all(isinstance(one, number) for one in samples):
             raise _NoRowError(f"its {name} are no list of numbers")
 
 
