@@ -2,7 +2,8 @@
 
 Each unit is a fresh process of one tool that loads the file, warms up and repeats the test a few times; its figure is
 the median of its repetitions. A pair is a unit of each, in an order that is drawn. A pilot of each tool against itself
-shows the spread, and from it the number of pairs is fixed beforehand. Ends with 1 unless every interval of 95 % of
+shows the spread, and from it the number of pairs is fixed beforehand; its units repeat the test as often as those of
+the pairs. Each comparison is printed as soon as it is done. Ends with 1 unless every interval of 95 % of
 (our time / its time) lies within 0.96 to 1.04.
 
 On the CPU, on the virtual card (an RPC server with a CPU of its own behind it, which both tools use in turn) and, where
@@ -29,7 +30,7 @@ from pathlib import Path
 
 from llama_bench_build import LlamaBench, ensure_llama_bench, telling_errors
 
-from offloadtune.engine import RulerTest, Runner
+from offloadtune.engine import RulerFailedError, RulerTest, Runner
 from offloadtune.errors import EngineError
 from offloadtune.pipeline.rows import name_of, settings_of
 from offloadtune.rows import RowsRequest
@@ -42,9 +43,10 @@ TESTS = (
     RulerTest(n_prompt=0, n_gen=64),
     RulerTest(n_prompt=0, n_gen=32, n_depth=1024),
 )
+PLACES = ("cpu", "card", "gpu")
 BAR = (0.96, 1.04)
 SEED = 1
-N_REPS = 2
+N_REPS = 3
 N_PILOT_PAIRS, N_PILOT_PAIRS_QUICK = 6, 2
 N_PAIRS_QUICK = 6
 MOST_PAIRS = 60
@@ -71,13 +73,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, help="pairs of each comparison; default: by the pilot")
     parser.add_argument("--quick", action="store_true", help="few pairs: whether it works, not what it shows")
-    parser.add_argument("--places", default="cpu,card,gpu", help="some of cpu, card, gpu")
+    parser.add_argument("--places", default=",".join(PLACES), help="some of cpu, card, gpu")
     parser.add_argument("--tests", help="some of the tests by name, like tg64; default: all")
     options = parser.parse_args()
     if options.pairs is not None and options.pairs < 1:
         parser.error("--pairs must be at least 1")
     wanted = options.places.split(",")
-    tests = [test for test in TESTS if not options.tests or name_of(test) in options.tests.split(",")]
+    known = {name_of(test): test for test in TESTS}
+    names = options.tests.split(",") if options.tests else list(known)
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"--tests {unknown[0]!r} is not one of {', '.join(known)}")
+    if unknown := [name for name in wanted if name not in PLACES]:
+        parser.error(f"--places {unknown[0]!r} is not one of {', '.join(PLACES)}")
     with telling_errors():
         llama_bench = ensure_llama_bench()
         chance = random.Random(SEED)  # noqa: S311 - an order, not a secret
@@ -85,8 +92,10 @@ def main() -> int:
             verdicts = [
                 compare(llama_bench, test, place, chance, options.pairs, is_quick=options.quick)
                 for place in found
-                for test in tests
+                for test in map(known.__getitem__, names)
             ]
+    if not verdicts:
+        print("Nothing was compared: none of the places wanted is here.", file=sys.stderr, flush=True)
     return 0 if verdicts and all(verdicts) else 1
 
 
@@ -136,7 +145,11 @@ def measure_ours(test: RulerTest, place: Place) -> float:
     """Median nanoseconds of the repetitions of a fresh worker, which is gone when this returns."""
     settings = settings_of(RowsRequest(path=FILE, n_threads=place.n_threads)).replace(devices=place.devices)
     with Runner(FILE, place.endpoints) as runner:
-        reps = list(runner.ruler(settings, test, N_REPS, timeout_s=_UNIT_S))
+        try:
+            reps = list(runner.ruler(settings, test, N_REPS, timeout_s=_UNIT_S))
+        except RulerFailedError as error:
+            message = f"{name_of(test)} of ours failed on {place.name}: {error.reason}."
+            raise EngineError(message, hint="run offloadtune bench FILE --llama-bench alone") from None
     return statistics.median(rep.ns for rep in reps if not rep.is_warmup)
 
 
@@ -154,14 +167,16 @@ def measure_theirs(llama_bench: LlamaBench, test: RulerTest, place: Place) -> fl
         "-o": "jsonl",
     }
     command = [str(llama_bench.path), *(str(word) for pair in words.items() for word in pair)]
-    done = subprocess.run(  # noqa: S603
-        command, check=False, capture_output=True, text=True, env=llama_bench.environment, timeout=_UNIT_S
-    )
+    hint = f"run it alone: {' '.join(command)}"
+    try:
+        done = subprocess.run(  # noqa: S603
+            command, check=False, capture_output=True, text=True, env=llama_bench.environment, timeout=_UNIT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise EngineError(f"llama-bench had not ended after {_UNIT_S:.0f} s.", hint=hint) from None
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise EngineError(
-            f"llama-bench ended with {done.returncode}: {last}.", hint=f"run it alone: {' '.join(command)}"
-        )
+        raise EngineError(f"llama-bench ended with {done.returncode}: {last}.", hint=hint)
     return statistics.median(json.loads(done.stdout)["samples_ns"])
 
 
@@ -174,6 +189,9 @@ def places(wanted: Sequence[str]) -> Iterator[list[Place]]:
         if "card" in wanted:
             endpoint = stack.enter_context(virtual_card(n_cores))
             devices = [name for name in offload_devices((endpoint,)) if name.startswith("RPC")]
+            if not devices:  # both would work on the CPU, and agree
+                message = f"The engine lists no device of the virtual card at {endpoint}."
+                raise EngineError(message, hint="install an engine with RPC, or leave card out of --places")
             found.append(Place(name="card", devices=tuple(devices), n_threads=1, endpoints=(endpoint,)))
         if "gpu" in wanted and (gpus := offload_devices()):
             found.append(Place(name="gpu", devices=gpus[:1], n_threads=n_cores))

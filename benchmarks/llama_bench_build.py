@@ -100,7 +100,7 @@ def _build(version: str, libraries: Path, folder: Path, program: Path) -> None:
     for leftover in folder.glob("building-*"):  # the lock is ours, so whoever made it was killed
         shutil.rmtree(leftover, ignore_errors=True)
     log = folder / "build.log"
-    print(f"llama-bench: building it once, for minutes; log: {log}", file=sys.stderr)
+    print(f"llama-bench: building it once, for minutes; log: {log}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as name, log.open("wb") as output:
         work = Path(name)
         source = _source(version, work, output.fileno())
@@ -139,7 +139,7 @@ def telling_errors() -> Iterator[None]:
     try:
         yield
     except OffloadTuneError as error:
-        print(f"{error}\n  next: {error.hint}", file=sys.stderr)
+        print(f"{error}\n  next: {error.hint}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
 
 

@@ -87,7 +87,9 @@ class BenchRow:
 class RowsRequest:
     """What `offloadtune bench FILE --llama-bench` was asked for, named and defaulted as in llama-bench.
 
-    `n_threads` None: as many as the machine has physical cores. `worker_command` starts another worker, for tests.
+    `n_threads` None: as many as there are physical cores that this process may use. llama-bench looks at neither
+    affinity nor quota, and takes the fast cores alone where it can tell them from slow ones (Intel on Linux, macOS).
+    `worker_command` starts another worker, for tests.
     """
 
     path: Path

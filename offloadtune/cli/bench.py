@@ -36,7 +36,8 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
         typer.Option(
             "--llama-bench",
             help="Measure as llama-bench does instead, by its own options: "
-            "-p -n -pg -d -b -ub -ctk -ctv -t -ngl -ncmoe -fa --repack -r -o.",
+            "-p -n -pg -d -b -ub -ctk -ctv -t -ngl -ncmoe -fa --repack -r -o. Unasked, -t is every physical core that "
+            "this process may use; llama-bench takes the fast ones alone where cores differ.",
         ),
     ] = False,
     json: asking.AsJson = False,
@@ -47,9 +48,13 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
     from offloadtune.cli import console, options, progress, rows  # noqa: PLC0415
 
     if llama_bench:
-        if settings or workload or n_ctx or json:
+        source = context.get_parameter_source("budget")
+        if settings or workload or n_ctx or json or (source and source.name != "DEFAULT"):
             message = "--llama-bench takes the options of llama-bench, and --rpc, but no other of bench."
             raise UsageError(message, hint="print JSON with -o json, set the context with -p, -n and -d")
+        if str(file).startswith("-"):
+            message = f"{str(file)!r} is no model file: FILE comes before the options of llama-bench."
+            raise UsageError(message, hint="write offloadtune bench FILE --llama-bench, then its options, without -m")
         rows.run(file, context.args, rpc or ())
         return
     if context.args:

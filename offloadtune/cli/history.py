@@ -10,8 +10,7 @@ import typer
 from offloadtune.cli import asking
 from offloadtune.cli.completion import one_of
 from offloadtune.errors import RegressionError, UsageError
-
-_ROW_FORMATS = ("md", "json", "jsonl", "sql", "csv")
+from offloadtune.rows import ROW_FORMATS
 
 
 def history(
@@ -23,8 +22,8 @@ def history(
         str | None,
         typer.Option(
             "--rows",
-            help=f"Print the rows kept of llama-bench: {', '.join(_ROW_FORMATS)}.",
-            autocompletion=one_of(_ROW_FORMATS),
+            help=f"Print the rows kept of llama-bench: {', '.join(ROW_FORMATS)}.",
+            autocompletion=one_of(ROW_FORMATS),
         ),
     ] = None,
     imported: Annotated[
@@ -37,6 +36,8 @@ def history(
         raise UsageError("--check, --rows and --import are three things.", hint="ask for one of them at a time")
     if file and (rows or imported):
         raise UsageError("--rows and --import are about all files.", hint="leave FILE out")
+    if rows and json:
+        raise UsageError("--rows prints llama-bench's rows, not --json.", hint="leave --json out: --rows json")
     if imported:
         _import(imported, as_json=json)
     elif rows:
@@ -91,6 +92,6 @@ def _print_rows(row_format: str) -> None:
     from offloadtune import pipeline  # noqa: PLC0415
     from offloadtune.cli import options  # noqa: PLC0415
 
-    known = options.choice("--rows", row_format, list(_ROW_FORMATS))
+    known = options.choice("--rows", row_format, list(ROW_FORMATS))
     text = pipeline.stored_rows(known)
     typer.echo(text, nl=bool(text) and not text.endswith("\n"))

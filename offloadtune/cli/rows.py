@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
+import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
-from offloadtune.errors import InterruptedSweepError, UsageError
+from offloadtune.errors import UsageError
 from offloadtune.rows import ROW_FORMATS, BenchRow, RowsRequest
 
 _RANGE = re.compile(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?\Z")
@@ -30,58 +30,48 @@ def run(file: Path, arguments: Sequence[str], endpoints: Sequence[str]) -> None:
     from offloadtune.cli import console  # noqa: PLC0415
 
     given = _parsed(arguments)
-    if given.output not in ROW_FORMATS:
-        raise UsageError(f"-o {given.output!r} is no form of llama-bench.", hint=f"use one of {', '.join(ROW_FORMATS)}")
-    asked = RowsRequest(
-        path=file,
-        n_prompt=numbers("-p", given.n_prompt) or (512,),
-        n_gen=numbers("-n", given.n_gen) or (128,),
-        n_pg=tuple(pair("-pg", text) for text in given.n_pg),
-        n_depth=numbers("-d", given.n_depth) or (0,),
-        n_reps=(numbers("-r", given.n_reps, least=1) or (5,))[-1],
-        endpoints=tuple(endpoints),
-    )
-    threads: tuple[int | None, ...] = numbers("-t", given.n_threads)
-    variants = itertools.product(  # in llama-bench's order, so that rows come as it prints them
-        numbers("-ngl", given.n_gpu_layers, least=-1) or (-1,),
-        numbers("-ncmoe", given.n_cpu_moe) or (0,),
-        switches("--repack", given.repack) or (True,),
-        numbers("-b", given.n_batch) or (2048,),
-        numbers("-ub", given.n_ubatch) or (512,),
-        names(given.type_k) or ("f16",),
-        names(given.type_v) or ("f16",),
-        flash_attentions("-fa", given.flash_attn) or ("auto",),
-        threads or (None,),
-    )
+    text_format = (given["output"] or ["md"])[-1]
+    if text_format not in ROW_FORMATS:
+        raise UsageError(f"-o {text_format!r} is no form of llama-bench.", hint=f"use one of {', '.join(ROW_FORMATS)}")
+    requests = _requests(file, given, endpoints)
     rows: list[BenchRow] = []
     try:
-        for ngl, ncmoe, is_repacked, batch, ubatch, key, value, flash, n in variants:
-            request = dataclasses.replace(
-                asked,
-                n_batch=batch,
-                n_ubatch=ubatch,
-                type_k=key,
-                type_v=value,
-                n_threads=n,
-                n_gpu_layers=ngl,
-                n_cpu_moe=ncmoe,
-                flash_attn=flash,
-                repack=is_repacked,
-            )
-            rows += pipeline.bench_rows(request, console.tell)
-    except InterruptedSweepError as error:
-        rows += getattr(error, "rows", ())
-        raise
+        pipeline.bench_rows(requests, console.tell, rows.append)
     finally:
         if rows:
-            show(pipeline.render_rows(rows, given.output))
+            show(pipeline.render_rows(rows, text_format))
 
 
-class _Parser(argparse.ArgumentParser):
-    """llama-bench's own way with options: each may come several times."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"--llama-bench: {message}.", hint=f"use its options: {' '.join(_OPTIONS)}")
+def _requests(file: Path, given: Mapping[str, Sequence[str]], endpoints: Sequence[str]) -> list[RowsRequest]:
+    """One for each combination of values, in llama-bench's order, so that rows come as it prints them."""
+    asked = RowsRequest(
+        path=file,
+        n_prompt=numbers("-p", given["n_prompt"]) or (512,),
+        n_gen=numbers("-n", given["n_gen"]) or (128,),
+        n_pg=tuple(pair("-pg", text) for text in given["n_pg"]),
+        n_depth=numbers("-d", given["n_depth"]) or (0,),
+        n_reps=(numbers("-r", given["n_reps"], least=1) or (5,))[-1],
+        endpoints=tuple(endpoints),
+    )
+    values: dict[str, tuple[Any, ...]] = {
+        "n_gpu_layers": numbers("-ngl", given["n_gpu_layers"], least=-1),
+        "n_cpu_moe": numbers("-ncmoe", given["n_cpu_moe"]),
+        "repack": switches("--repack", given["repack"]),
+        "n_batch": numbers("-b", given["n_batch"], least=1),
+        "n_ubatch": numbers("-ub", given["n_ubatch"], least=1),
+        "type_k": names(given["type_k"]),
+        "type_v": names(given["type_v"]),
+        "flash_attn": flash_attentions("-fa", given["flash_attn"]),
+        "n_threads": numbers("-t", given["n_threads"], least=1),
+    }
+    values = {name: some for name, some in values.items() if some}
+    n_runs = math.prod(map(len, values.values()))
+    if n_runs > _MOST_VALUES:
+        raise UsageError(f"These values combine to {n_runs} runs of the tests.", hint="give fewer values at a time")
+    return [
+        dataclasses.replace(asked, **dict(zip(values, variant, strict=True)))
+        for variant in itertools.product(*values.values())
+    ]
 
 
 _OPTIONS = {
@@ -97,17 +87,26 @@ _OPTIONS = {
     "-ngl": ("--n-gpu-layers", "n_gpu_layers"),
     "-ncmoe": ("--n-cpu-moe", "n_cpu_moe"),
     "-fa": ("--flash-attn", "flash_attn"),
-    "-repack": ("--repack", "repack"),
+    "--repack": ("--repack", "repack"),
     "-r": ("--repetitions", "n_reps"),
+    "-o": ("--output", "output"),
 }
+_NAMES = {word: name for short, (long, name) in _OPTIONS.items() for word in (short, long)}
 
 
-def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="offloadtune bench FILE --llama-bench", add_help=False, allow_abbrev=False)
-    for short, (long, name) in _OPTIONS.items():
-        parser.add_argument(short, long, dest=name, action="append", default=[])
-    parser.add_argument("-o", "--output", default="md")
-    return parser.parse_args(arguments)
+def _parsed(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """The texts given to each option: all take one value, be it -1, and may come several times. Raises UsageError."""
+    given: dict[str, list[str]] = {name: [] for _, name in _OPTIONS.values()}
+    words, hint = iter(arguments), f"use its options: {' '.join(_OPTIONS)}"
+    for word in words:
+        option, equals, rest = word.partition("=")
+        if option not in _NAMES:
+            raise UsageError(f"--llama-bench: {word!r} is no option of it that offloadtune knows.", hint=hint)
+        value = rest if equals else next(words, None)
+        if value is None:
+            raise UsageError(f"--llama-bench: {option} has no value.", hint=hint)
+        given[_NAMES[option]].append(value)
+    return given
 
 
 def show(text: str) -> None:
@@ -138,8 +137,8 @@ def numbers(option: str, texts: Sequence[str], *, least: int = 0) -> tuple[int, 
 
 def pair(option: str, text: str) -> tuple[int, int]:
     """Two numbers, as in 512,128. Raises UsageError."""
-    parts = text.split(",")
-    if len(parts) != 2 or not all(part.strip().isdecimal() and int(part) <= _LARGEST for part in parts):
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2 or not all(part.isdecimal() and len(part) <= 20 and int(part) <= _LARGEST for part in parts):
         raise UsageError(f"{option} {text!r} is not a prompt and an answer.", hint=f"write it like {option} 512,128")
     return int(parts[0]), int(parts[1])
 

@@ -169,7 +169,7 @@ def _sql(rows: Sequence[BenchRow]) -> str:
 
 
 def _sql_name(name: str) -> str:
-    return name if name in FIELDS or name.isidentifier() else '"' + name.replace('"', '""') + '"'
+    return name if name in FIELDS else '"' + name.replace('"', '""') + '"'
 
 
 def _sql_type(name: str, rows: Sequence[BenchRow]) -> str:
@@ -224,7 +224,7 @@ def _table(rows: Sequence[BenchRow], n_threads: int | None) -> str:
 
 
 def _table_columns(rows: Sequence[BenchRow], n_threads: int | None) -> list[str]:
-    on_cpu = any(word in _field(row, "backends") for row in rows for word in _ON_CPU)
+    on_cpu = {any(word in _field(row, "backends") for word in _ON_CPU) for row in rows}
     differing = [
         name
         for name, default in _TABLE_DEFAULTS.items()
@@ -232,11 +232,11 @@ def _table_columns(rows: Sequence[BenchRow], n_threads: int | None) -> list[str]
     ]
     threads = {row.fields.get("n_threads") for row in rows}
     columns = ["model", "size", "params", "backend"]
-    if not on_cpu:
+    if on_cpu != {True}:
         columns.append("n_gpu_layers")
     if "n_cpu_moe" in differing:
         columns.append("n_cpu_moe")
-    if on_cpu or len(threads) > 1 or (n_threads is not None and threads != {n_threads}):
+    if True in on_cpu or len(threads) > 1 or (n_threads is not None and threads != {n_threads}):
         columns.append("n_threads")
     return [*columns, *(name for name in differing if name != "n_cpu_moe"), "test", "t/s"]
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
+import itertools
 import json
 import math
 import re
@@ -27,25 +29,37 @@ _HINT = "name what llama-bench printed with -o json, jsonl, sql or csv, or the S
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _N_SQLITE_STEPS = 1000
 _MAX_SQLITE_BEATS = 200_000
+_MAX_SQLITE_ROWS = 100_000
+_MAX_CELL_BYTES = 1 << 16
 _OLD_BOOLS = {"use_mmap", "f16_kv", "mul_mat_q", "cuda", "vulkan", "metal", "sycl", "rpc", "gpu_blas", "blas"}
-_MAX_BROKEN = 10_000  # a file of nothing else would take for ever, and is none
+_MAX_WASTED_CHARS = 1 << 33  # each broken object is looked at again from the file's beginning, to count its lines
+_MAX_RECORD_LINES = 50
+_MAX_LEVELS = 20
+_NEEDED = ("n_prompt", "n_gen", "avg_ts")
 _NO_NUMBER = re.compile(r'(?<=": )-?(?:nan|inf)\b')  # what C prints for 0/0, in what should be JSON
-_CSV_HEAD = re.compile(r'^"?\w+"?(?:,"?\w+"?){3,}\s*$')
+_QUOTED = r'"(?:[^"]++|"")*+"'
 _INSERT = re.compile(
-    r"^\s*INSERT INTO [\"`\[]?llama_bench[\"`\]]? *\(([^()]*)\) *VALUES *\(", re.IGNORECASE | re.MULTILINE
+    rf"^[ \t]*INSERT INTO [\"`\[]?llama_bench[\"`\]]? *\(((?:[^()\"]++|{_QUOTED})*+)\) *VALUES *\(",
+    re.IGNORECASE | re.MULTILINE,
 )
-_CREATE = re.compile(r"^CREATE TABLE [\w ]{0,99}llama_bench *\(([^;]{0,9999})\)\s*;", re.IGNORECASE | re.MULTILINE)
-_COLUMN = re.compile(r'"?(\w+)"?\s+(TEXT|INTEGER|REAL)\b', re.IGNORECASE)
+_CREATE = re.compile(
+    rf"^CREATE TABLE [\w ]{{0,99}}llama_bench *\(((?:[^;()\"]++|{_QUOTED})*+)\)\s*;", re.IGNORECASE | re.MULTILINE
+)
+_NAME = re.compile(rf"{_QUOTED}|[^\s,\"`\[\]]+")
+_COLUMN = re.compile(rf"({_QUOTED}|\w+)\s+(TEXT|INTEGER|REAL)\b", re.IGNORECASE)
 _SQL_VALUE = re.compile(r"\s*(?:'|([\w.+-]+))")
 _SQL_END = re.compile(r"\s*([,)])")
 _TABLE_HEAD = re.compile(r"^\|\s*model\s*\|.*\bt/s\b", re.MULTILINE)
-_OPENING = re.compile(r"^\s*\{", re.MULTILINE)
+_OPENING = re.compile(r"^[ \t]*\{", re.MULTILINE)
 _NEXT = re.compile(r"[^\s,\[\]]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRows:
-    """Rows of a file in its order. `n_broken` pieces were no rows; `first_broken` tells where the first is, and why."""
+    """Rows of a file in its order. `n_broken` pieces were no rows; `first_broken` tells where the first is, and why.
+
+    It tells too from which line on nothing was read, where reading on would have taken for ever.
+    """
 
     rows: tuple[BenchRow, ...]
     n_broken: int = 0
@@ -54,6 +68,10 @@ class ReadRows:
 
 class _NoRowError(ValueError):
     """Why something is no row, as a clause that holds none of its text."""
+
+
+class _GaveUpError(_NoRowError):
+    """Why nothing is read from here on."""
 
 
 Piece = dict[str, Any] | _NoRowError
@@ -88,13 +106,15 @@ def _content(path: Path) -> bytes:
 def _reader(text: str) -> Callable[[str], Pieces]:
     if _INSERT.search(text):
         return _of_sql
-    return _of_csv if any(_CSV_HEAD.match(line) for line in text.splitlines()[:100]) else _of_json
+    return _of_csv if any(map(_is_csv_head, itertools.islice(_lines(text), 100))) else _of_json
 
 
 def _collected(pieces: Pieces, label: str, *, is_table: bool = False) -> ReadRows:
     rows, n_broken, first_broken = [], 0, ""
     for line, piece in pieces:
-        if n_broken == _MAX_BROKEN:
+        if isinstance(piece, _GaveUpError):
+            first_broken = "; ".join(filter(None, [first_broken, f"nothing was read from line {line} on: {piece}"]))
+            n_broken = n_broken or 1
             break
         try:
             if isinstance(piece, _NoRowError):
@@ -120,7 +140,7 @@ def _of_json(text: str) -> Pieces:
     """Objects wherever one begins a line or follows another, be they a list's or a line's own."""
     text = _NO_NUMBER.sub("null", text)
     decoder = json.JSONDecoder(parse_int=_parsed_int, parse_constant=lambda _: None)
-    at, line, counted = 0, 1, 0
+    at, line, counted, n_wasted = 0, 1, 0, 0
     while found := _NEXT.search(text, at):
         at = found.start()
         line += text.count("\n", counted, at)
@@ -131,8 +151,15 @@ def _of_json(text: str) -> Pieces:
             value, at = decoder.raw_decode(text, at)
             yield line, value
         except (ValueError, RecursionError) as error:
-            yield line, error if isinstance(error, _NoRowError) else _NoRowError("it is no whole JSON object")
+            if isinstance(error, _NoRowError):
+                yield line, error
+            else:
+                yield line, _NoRowError("it is no whole JSON object")
+                n_wasted += error.pos if isinstance(error, json.JSONDecodeError) else len(text)
             at = _after_broken(text, at)
+            if n_wasted > _MAX_WASTED_CHARS and at < len(text):
+                yield line + 1, _GaveUpError("too much before it is broken")
+                return
 
 
 def _after_broken(text: str, at: int) -> int:
@@ -146,51 +173,66 @@ def _after_broken(text: str, at: int) -> int:
     return found.end() - 1 if found else len(text)
 
 
+def _lines(text: str) -> Iterator[str]:
+    return iter(io.StringIO(text, newline=""))
+
+
+def _is_csv_head(line: str) -> bool:
+    """Whether a line names the fields that no row is without."""
+    try:
+        return all(name in line for name in _NEEDED) and set(_NEEDED) <= set(next(csv.reader([line])))
+    except csv.Error:
+        return False
+
+
 def _of_csv(text: str) -> Pieces:
-    lines = text.splitlines(keepends=True)
-    i_head = next(i for i, line in enumerate(lines) if _CSV_HEAD.match(line))
-    for i in range(i_head):
-        if lines[i].strip():
-            yield i + 1, _NoRowError("it stands before the names of the fields")
-    reader = csv.reader(lines[i_head:])
-    names, line = next(reader), i_head + 2
-    while True:
+    """The records after the names. One that does not fit is one line: the next may be whole, whatever it left open."""
+    lines = list(_lines(text))
+    i = next(i for i, line in enumerate(lines) if _is_csv_head(line))
+    for i_before in range(i):
+        if lines[i_before].strip():
+            yield i_before + 1, _NoRowError("it stands before the names of the fields")
+    names = next(csv.reader([lines[i]]))
+    while i < len(lines):
+        reader = csv.reader(lines[i : i + _MAX_RECORD_LINES], strict=True)
         try:
             values = next(reader)
-        except StopIteration:
-            return
         except csv.Error:
-            yield line, _NoRowError("it is no CSV")
-            continue
-        if values == names or not values:  # a second run's, appended
-            pass
-        elif len(values) == len(names):
-            yield line, {name: _of_text(name, value) for name, value in zip(names, values, strict=True)}
+            values = None
+        n_lines = 1
+        if values is None:
+            yield i + 1, _NoRowError("it is no whole CSV")
+        elif values and values != names and len(values) != len(names):
+            yield i + 1, _NoRowError(f"it has {len(values)} fields where {len(names)} are named")
         else:
-            yield line, _NoRowError(f"it has {len(values)} fields where {len(names)} are named")
-        line = i_head + reader.line_num + 1
+            n_lines = reader.line_num
+            if values and values != names:  # a second run's names may be appended
+                yield i + 1, {name: _of_text(name, value) for name, value in zip(names, values, strict=True)}
+        i += n_lines
 
 
 def _of_sql(text: str) -> Pieces:
     """The values of each INSERT, by the column types of the CREATE where they are fields that we do not know."""
     created = _CREATE.search(text)
-    types = dict(_COLUMN.findall(created[1])) if created else {}
+    types = {_unquoted(name): kind for name, kind in _COLUMN.findall(created[1])} if created else {}
     inserts = list(_INSERT.finditer(text))
     line, counted = 1, 0
     for i, match in enumerate(inserts):
         line += text.count("\n", counted, match.start())
         counted = match.start()
-        names = [name.strip().strip('"`[]') for name in match[1].split(",")]
+        names = [_unquoted(name) for name in _NAME.findall(match[1])]
         end = inserts[i + 1].start() if i + 1 < len(inserts) else len(text)
         try:
             values = _sql_values(text, match.end(), end, len(names))
         except _NoRowError as error:
             yield line, error
         else:
-            yield (
-                line,
-                {name: _of_text(name, value, types.get(name)) for name, value in zip(names, values, strict=True)},
-            )
+            named = zip(names, values, strict=True)
+            yield line, {name: _of_text(name, value, types.get(name)) for name, value in named}
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name
 
 
 def _sql_values(text: str, at: int, end: int, n_values: int) -> list[str | None]:
@@ -218,35 +260,46 @@ def _sql_text(text: str, at: int, end: int) -> tuple[str, int]:
 
     llama-bench does not double a quote that stands in a value, so one that nothing tells to be the end is the value's.
     """
-    value = ""
+    parts = []
     while (quote := text.find("'", at, end)) >= 0:
-        value += text[at:quote]
-        if text.startswith("''", quote):
-            value, at = value + "'", quote + 2
-        elif _SQL_END.match(text, quote + 1, end):
-            return value, quote + 1
-        else:
-            value, at = value + "'", quote + 1
+        parts.append(text[at:quote])
+        is_doubled = text.startswith("''", quote)
+        if not is_doubled and _SQL_END.match(text, quote + 1, end):
+            return "'".join(parts), quote + 1
+        at = quote + 1 + is_doubled
     raise _NoRowError("a text in it has no end")
 
 
 def _of_sqlite(path: Path) -> Pieces:
-    """The rows of the table, whatever else the database holds; one that computes without end is left."""
+    """The rows of the table, whatever else the database holds; one that computes, or computes without end, is left."""
     beats = iter(range(_MAX_SQLITE_BEATS))
     try:
         connection = sqlite3.connect(f"file:{urllib.parse.quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
         try:
             connection.execute("PRAGMA trusted_schema = OFF")
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_CELL_BYTES)
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
             connection.set_progress_handler(lambda: next(beats, None) is None, _N_SQLITE_STEPS)
-            cursor = connection.execute("SELECT * FROM llama_bench")
-            names = [column[0] for column in cursor.description]
-            for i, values in enumerate(cursor, start=1):
-                yield i, {name: _of_column(name, value) for name, value in zip(names, values, strict=True)}
+            yield from _of_table(connection)
         finally:
             connection.close()
     except (sqlite3.Error, ValueError) as error:
         yield 1, _NoRowError(f"it cannot be read as a database ({''.join(c for c in str(error) if c.isprintable())})")
+
+
+def _of_table(connection: sqlite3.Connection) -> Pieces:
+    """What the table stores: no view, no virtual table, no column that is computed."""
+    stored = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'llama_bench' AND sql LIKE 'CREATE TABLE%'"
+    names = [row[1] for row in connection.execute("PRAGMA table_info(llama_bench)")]  # which leaves out computed ones
+    if connection.execute(stored).fetchone() is None or not names:
+        yield 1, _NoRowError("it cannot be read as a database (it has no table llama_bench)")
+        return
+    columns = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+    for i, values in enumerate(connection.execute(f"SELECT {columns} FROM llama_bench"), start=1):  # noqa: S608
+        if i > _MAX_SQLITE_ROWS:
+            yield i, _GaveUpError(f"more than {_MAX_SQLITE_ROWS} rows are not read")
+            return
+        yield i, {name: _of_column(name, value) for name, value in zip(names, values, strict=True)}
 
 
 # --- a row ---------------------------------------------------------------------------------------------------------
@@ -260,42 +313,47 @@ def _row(value: dict[str, Any]) -> BenchRow:
     for name, one in value.items():
         if name in {"samples_ns", "samples_ts"}:
             continue
+        _check_storable(name)
+        _check_storable(one)
         is_plain = one is None or isinstance(one, str | int | float)
         (fields if is_plain and not name.startswith(OUR_PREFIX) else extra)[name] = one
-    _check(fields)
-    _check_samples(samples_ns, samples_ts)
+    if not all(map(str.isprintable, fields)):
+        raise _NoRowError("the name of a field in it is no plain text")
+    _check(fields, samples_ns, samples_ts)
     return BenchRow(fields=fields, samples_ns=tuple(samples_ns), samples_ts=tuple(samples_ts), extra=extra)
 
 
-def _check(fields: Mapping[str, Any]) -> None:
+def _check_storable(value: Any, n_levels: int = _MAX_LEVELS) -> None:
+    """Half a character or deep nesting is JSON, but none that can be kept."""
+    if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+        raise _NoRowError("it holds half a character")
+    if isinstance(value, dict | list):
+        if not n_levels:
+            raise _NoRowError("it is nested too deep")
+        for one in itertools.chain(value, value.values() if isinstance(value, dict) else ()):
+            _check_storable(one, n_levels - 1)
+
+
+def _check(fields: Mapping[str, Any], samples_ns: Any, samples_ts: Any) -> None:
     for name, kind in FIELDS.items():
-        value = fields.get(name)
-        if value is not None and not isinstance(value, _TYPES[kind]):
-            raise _NoRowError(f"its {name} is not a {_KIND_WORDS[kind]}")
-    for name in ("n_prompt", "n_gen", "avg_ts"):
+        value, (types, word) = fields.get(name), _TYPES[kind]
+        if value is not None and not isinstance(value, types):
+            raise _NoRowError(f"its {name} is not a {word}")
+    for name in _NEEDED:
         if fields.get(name) is None:
             raise _NoRowError(f"it has no {name}, which every row of llama-bench has")
     if min(fields["n_prompt"], fields["n_gen"], fields["avg_ts"]) < 0 or not math.isfinite(fields["avg_ts"]):
         raise _NoRowError("it counts what cannot be")
-
-
-def _check_samples(samples_ns: Any, samples_ts: Any) -> None:
-    for name, samples, kind in (("samples_ns", samples_ns, int), ("samples_ts", samples_ts, (int, float))):
-        if not isinstance(samples, list | tuple) or not all(isinstance(one, kind) for one in samples):
+    for name, samples, number in (("samples_ns", samples_ns, int), ("samples_ts", samples_ts, (int, float))):
+        if not isinstance(samples, list | tuple) or not all(isinstance(one, number) for one in samples):
             raise _NoRowError(f"its {name} are no list of numbers")
 
 
-_TYPES: dict[FieldKind, Any] = {
-    FieldKind.STRING: str,
-    FieldKind.BOOL: int,
-    FieldKind.INT: int,
-    FieldKind.FLOAT: int | float,
-}
-_KIND_WORDS = {
-    FieldKind.STRING: "text",
-    FieldKind.BOOL: "yes or no",
-    FieldKind.INT: "whole number",
-    FieldKind.FLOAT: "number",
+_TYPES: dict[FieldKind, tuple[Any, str]] = {
+    FieldKind.STRING: (str, "text"),
+    FieldKind.BOOL: (int, "yes or no"),
+    FieldKind.INT: (int, "whole number"),
+    FieldKind.FLOAT: (int | float, "number"),
 }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,15 +32,6 @@ _FLASH_ATTN = {"auto": ("auto", -1), "off": ("disabled", 0), "on": ("enabled", 1
 """llama-bench's word -> the engine's, and the number in a row."""
 
 
-class InterruptedRowsError(InterruptedSweepError):
-    """The user stopped. `rows` had finished, and are kept."""
-
-    def __init__(self, rows: Sequence[BenchRow], n_tests: int) -> None:
-        message = f"Stopped: {len(rows)} of {format_count(n_tests, 'test')} had finished."
-        super().__init__(message, hint="run the same command again to measure them anew")
-        self.rows = tuple(rows)
-
-
 class RowsRunner(GuardedRunner):
     """A runner whose repetitions are of the file named and of no other."""
 
@@ -53,16 +46,41 @@ class RowsRunner(GuardedRunner):
         self.check()
 
 
-def bench_rows(request: RowsRequest, listen: Callable[[Said], None]) -> tuple[BenchRow, ...]:
-    """Measure each test as llama-bench does and keep its row.
+def bench_rows(
+    requests: Sequence[RowsRequest], listen: Callable[[Said], None], keep: Callable[[BenchRow], None] = lambda _: None
+) -> tuple[BenchRow, ...]:
+    """Measure each test of each request, all of one file, as llama-bench does; keep its row and hand it to `keep`.
 
-    Raises GgufError, EngineMissingError, EngineError, BusyError, StoreError, UsageError, NothingWorksError when no test
-    could be measured, and InterruptedRowsError when the user stopped it: what had finished is kept.
+    All requests are checked before anything is measured, and a test that fails keeps none of the others from running.
+    Raises GgufError, EngineMissingError, EngineError, BusyError, StoreError, UsageError, NothingWorksError when a test
+    could not be measured, and InterruptedSweepError when the user stopped it: `keep` has what had finished.
     """
-    facts, tests = read_gguf(request.path), tests_of(request)
-    _check(request, tests)
+    for request in requests:
+        _check(request, tests_of(request))
+    facts = read_gguf(requests[0].path)
+    rows: list[BenchRow] = []
+    failures: list[str] = []
+    n_tests = sum(len(tests_of(request)) for request in requests)
+
+    def finished(row: BenchRow) -> None:
+        rows.append(row)
+        keep(row)
+        store.append_rows(store.data_dir(), [row])
+
     with store.measuring_alone(store.data_dir(), facts.path.name):
-        return _measured(request, facts, tests, listen)
+        try:
+            for request in requests:
+                failures += _measured(request, facts, listen, finished)
+        except KeyboardInterrupt:
+            message = f"Stopped: {len(rows)} of {format_count(n_tests, 'test')} had finished."
+            raise InterruptedSweepError(message, hint="run the same command again to measure them anew") from None
+    if failures:
+        which = "No test" if not rows else f"{len(failures)} of {format_count(n_tests, 'test')}"
+        raise NothingWorksError(
+            f"{which} of {facts.path.name} could {'not ' if rows else ''}be measured: {failures[0]}.",
+            hint="try fewer layers on the device with -ngl, or --repack 0",
+        )
+    return tuple(rows)
 
 
 def tests_of(request: RowsRequest) -> tuple[RulerTest, ...]:
@@ -86,7 +104,7 @@ def import_rows(path: Path) -> ImportedRows:
         path=path,
         stored_path=stored_path,
         rows=found.rows,
-        machine="".join(c for c in shown if c.isprintable()),
+        machine=_printable(shown),
         is_known=is_known,
         n_broken=found.n_broken,
         first_broken=found.first_broken,
@@ -94,9 +112,23 @@ def import_rows(path: Path) -> ImportedRows:
 
 
 def stored_rows(text_format: str) -> str:
-    """Own rows, then the imported ones by machine, as llama-bench prints them. Raises StoreError, UsageError."""
+    """Own rows, then the imported ones, as llama-bench prints them. Raises StoreError, UsageError.
+
+    As md each machine has a table of its own under a line that names it; in jsonl a field tells what was imported. The
+    other forms have no place for it.
+    """
     stored = store.read_stored_rows(store.data_dir())
-    return render_rows([*stored.own, *(row for rows in stored.imported.values() for row in rows)], text_format)
+    mark = {f"{OUR_PREFIX}imported": True}
+    imported = [
+        dataclasses.replace(row, extra={**row.extra, **mark}) for rows in stored.imported.values() for row in rows
+    ]
+    if text_format != "md" or not (stored.own or imported):
+        return render_rows([*stored.own, *imported], text_format)
+    tables: dict[str, list[BenchRow]] = {}
+    for rows, how in ((stored.own, "measured here"), (imported, "imported")):
+        for row in rows:
+            tables.setdefault(f"{_printable(store.machine_of(row)) or 'unknown machine'}, {how}:", []).append(row)
+    return "\n".join(f"{title}\n\n{render_rows(rows, 'md')}" for title, rows in tables.items())
 
 
 def render_rows(rows: Sequence[BenchRow], text_format: str) -> str:
@@ -104,6 +136,10 @@ def render_rows(rows: Sequence[BenchRow], text_format: str) -> str:
     if text_format not in ROW_FORMATS:
         raise UsageError(f"{text_format!r} is no form of llama-bench.", hint=f"use one of {', '.join(ROW_FORMATS)}")
     return export.render_rows(rows, text_format, _n_threads_unasked())
+
+
+def _printable(text: str) -> str:
+    return "".join(c for c in text if c.isprintable())
 
 
 def _check(request: RowsRequest, tests: Sequence[RulerTest]) -> None:
@@ -114,22 +150,22 @@ def _check(request: RowsRequest, tests: Sequence[RulerTest]) -> None:
     for option, name in {"-ctk": request.type_k, "-ctv": request.type_v}.items():
         if name not in _CACHE_TYPES:
             raise UsageError(f"{option} {name!r} is not known.", hint=f"use one of {', '.join(_CACHE_TYPES)}")
-    least = {"-b": request.n_batch, "-ub": request.n_ubatch, "-r": request.n_reps, "-t": request.n_threads or 1}
+    least = {"-b": request.n_batch, "-ub": request.n_ubatch, "-r": request.n_reps, "-t": request.n_threads}
     for option, value in least.items():
-        if value < 1:
+        if value is not None and value < 1:
             raise UsageError(f"{option} {value} is less than 1.", hint="give it a number from 1 up")
 
 
 def _measured(
-    request: RowsRequest, facts: GgufFacts, tests: Sequence[RulerTest], listen: Callable[[Said], None]
-) -> tuple[BenchRow, ...]:
-    rows: list[BenchRow] = []
+    request: RowsRequest, facts: GgufFacts, listen: Callable[[Said], None], finished: Callable[[BenchRow], None]
+) -> list[str]:
+    """Hand the row of each test to `finished`; returns why the others failed."""
     failures: list[str] = []
     command = request.worker_command or WORKER_COMMAND
     with RowsRunner(facts, rebuild_line, endpoints=request.endpoints, command=command) as runner:
         try:
             engine, _ = runner.describe()
-            for test in tests:
+            for test in tests_of(request):
                 try:
                     row = _row(request, facts, engine, test, runner)
                 except RulerFailedError as error:
@@ -137,21 +173,15 @@ def _measured(
                     _tell(listen, f"{name_of(test)} failed: {error.reason}.")
                     continue
                 with deaf():
-                    store.append_rows(store.data_dir(), [row])
-                rows.append(row)
+                    finished(row)
                 _tell(listen, f"{name_of(test)}: {row.fields['avg_ts']:.2f} ± {row.fields['stddev_ts']:.2f} t/s")
         except EngineMissingError as error:
             raise EngineMissingError(str(error), hint=rebuild_line()) from None
         except KeyboardInterrupt:
             with deaf():
                 runner.kill()
-            raise InterruptedRowsError(rows, len(tests)) from None
-    if not rows:
-        raise NothingWorksError(
-            f"No test of {facts.path.name} could be measured: {failures[0]}.",
-            hint="try fewer layers on the device with -ngl, or --repack 0",
-        )
-    return tuple(rows)
+            raise
+    return failures
 
 
 def name_of(test: RulerTest) -> str:
@@ -186,6 +216,7 @@ def settings_of(request: RowsRequest) -> Settings:
 
 
 def _n_threads_unasked() -> int:
+    """Physical cores that this process may use; RowsRequest says where llama-bench takes others."""
     cpu = probe_host(measure=False).cpu
     return cpu.n_physical_cores or cpu.n_logical_cores
 
@@ -197,7 +228,7 @@ def _row(request: RowsRequest, facts: GgufFacts, engine: EngineBuild, test: Rule
     values = {
         **_UNASKED,
         **(warmup.described or {}),
-        "model_filename": str(request.path),
+        "model_filename": os.fsencode(request.path).decode("utf-8", "replace"),  # a name need not be text
         "n_batch": request.n_batch,
         "n_ubatch": request.n_ubatch,
         "n_threads": settings.n_threads,

@@ -29,7 +29,7 @@ UNLIKE = {"test_time", "avg_ns", "stddev_ns", "avg_ts", "stddev_ts", "samples_ns
 
 
 def measure(path: Path, **changes: Any) -> tuple[BenchRow, ...]:
-    return pipeline.bench_rows(RowsRequest(path=path, **{**TINY, **changes}), lambda _said: None)
+    return pipeline.bench_rows([RowsRequest(path=path, **{**TINY, **changes})], lambda _said: None)
 
 
 def test_rows_tell_what_was_measured_and_are_kept(smollm2_path: Path, home: Path) -> None:

@@ -13,11 +13,11 @@ from golden import FOLDER
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloadtune import store
+from offloadtune import pipeline, store
 from offloadtune.cli import rows as command
 from offloadtune.errors import StoreError, UsageError
 from offloadtune.export import render_rows
-from offloadtune.logs import ReadRows, read_rows
+from offloadtune.logs import ReadRows, llama_bench, read_rows
 from offloadtune.rows import FIELDS, BenchRow, FieldKind
 
 REAL = FOLDER / "llama_bench"
@@ -86,6 +86,28 @@ def test_a_database_without_the_table_or_that_computes_for_ever_is_no_file_of_ro
             read_rows(tmp_path / name)
 
 
+@pytest.mark.timeout(60)
+def test_a_hostile_database_gives_bounded_rows_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, sql in {
+        "view": "CREATE VIEW llama_bench AS SELECT 1 AS n_prompt, 0 AS n_gen, 1.0 AS avg_ts",
+        "large": "CREATE TABLE llama_bench (n_prompt, n_gen, avg_ts REAL, x DEFAULT (zeroblob(99999)));"
+        "INSERT INTO llama_bench (n_prompt, n_gen, avg_ts) VALUES (1, 0, 1)",
+    }.items():
+        with sqlite3.connect(tmp_path / name) as connection:
+            connection.executescript(sql)
+        connection.close()
+        with pytest.raises(UsageError, match="it cannot be read as a database"):
+            read_rows(tmp_path / name)
+    with sqlite3.connect(tmp_path / "computed") as connection:
+        connection.execute("CREATE TABLE llama_bench (n_prompt, n_gen, avg_ts REAL, x AS (zeroblob(999999999)))")
+        connection.executemany("INSERT INTO llama_bench VALUES (1, 0, 1.0)", [()] * 9)
+    connection.close()
+    monkeypatch.setattr(llama_bench, "_MAX_SQLITE_ROWS", 8)
+    found = read_rows(tmp_path / "computed")
+    assert (len(found.rows), list(found.rows[0].fields)) == (8, ["n_prompt", "n_gen", "avg_ts"])
+    assert found.first_broken == "nothing was read from line 9 on: more than 8 rows are not read"
+
+
 # --- what others and older ones wrote ------------------------------------------------------------------------------
 
 
@@ -142,6 +164,83 @@ def test_broken_lines_of_csv_and_sql_are_counted(tmp_path: Path) -> None:
     found = read("\n".join([*sql[:-1], sql[-1][:-60]]), tmp_path)
     assert (len(found.rows), found.n_broken) == (5, 1)
     assert found.first_broken == f"line {len(sql)}: a text in it has no end"
+
+
+def test_no_row_is_lost_behind_many_broken_lines(tmp_path: Path) -> None:
+    line = (REAL / "real.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    found = read("noise\n" * 20_000 + '{"torn":\n' * 11_000 + line, tmp_path)
+    assert (len(found.rows), found.n_broken) == (1, 31_000)
+
+
+def test_where_reading_ends_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = (REAL / "real.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    monkeypatch.setattr(llama_bench, "_MAX_WASTED_CHARS", 5000)
+    found = read(f"{line}\n" + '{"torn":\n' * 100 + line, tmp_path)
+    assert (len(found.rows), found.n_broken) == (1, 2)
+    assert found.first_broken.startswith("line 2: it is no whole JSON object; nothing was read from line 4 on: ")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "flood",
+    [
+        "\n" * 300_000,
+        "{" + "\n" * 300_000,
+        "INSERT INTO llama_bench (a) VALUES ('" + "''" * 2_000_000,
+        "INSERT INTO llama_bench (a) VALUES ('x')\n" + "CREATE TABLE llama_bench (\n" * 20_000,
+        'INSERT INTO llama_bench ("a""\n' * 20_000,
+        "n_prompt,n_gen,avg_ts\n" + 'x"y,"z\n' * 20_000,
+    ],
+    ids=["blank lines", "blank lines in an object", "quotes", "tables", "names", "open quotes"],
+)
+def test_a_flood_is_read_in_one_go(flood: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        read(flood, tmp_path)
+
+
+@pytest.mark.parametrize("i_cut", range(3))
+def test_a_torn_line_of_csv_loses_itself_alone(tmp_path: Path, i_cut: int) -> None:
+    head, *lines = (REAL / "real.csv").read_text(encoding="utf-8").splitlines()
+    cut = [lines[0][:4], lines[0][:60], lines[0][:-3]][i_cut]
+    found = read("\n".join([head, lines[1], cut, *lines[2:4]]), tmp_path)
+    assert (len(found.rows), found.n_broken) == (3, 1)
+    assert found.first_broken.startswith("line 3: ")
+
+
+@pytest.mark.parametrize("text_format", ["sql", "csv"])
+@pytest.mark.parametrize("name", ["select", "N_prompt", "a-b", 'a "b", (c); d', "", "it's"])
+def test_fields_of_any_name_come_back(name: str, text_format: str, tmp_path: Path) -> None:
+    (row, *_) = read(json.dumps([real_rows()[0] | {name: "x, (y)", "count": 3}]), tmp_path).rows
+    (again,) = read(render_rows([row], text_format), tmp_path).rows
+    assert again.fields[name] == "x, (y)"
+    assert list(again.fields) == list(row.fields)
+    if text_format == "sql" and name not in {"", "N_prompt"}:
+        with sqlite3.connect(":memory:") as connection:
+            connection.executescript(render_rows([row], "sql"))
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_filename": "\udc80"}, "it holds half a character"),
+        ({"\udc80": 1}, "it holds half a character"),
+        ({"a\nb": 1}, "the name of a field in it is no plain text"),
+        ({"deep": json.loads("[" * 300 + "]" * 300)}, "it is nested too deep"),
+    ],
+)
+def test_what_cannot_be_kept_is_a_broken_line(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    found = read("\n".join(json.dumps(row) for row in (real_rows()[0], real_rows()[1] | changes)), tmp_path)
+    assert (len(found.rows), found.first_broken) == (1, f"line 2: {words}")
+    store.keep_imported(tmp_path, found.rows)
+
+
+def test_a_cpu_row_hides_no_column_of_the_others() -> None:
+    row = read_rows(REAL / "real.json").rows[0]
+    card = dataclasses.replace(row, fields={**row.fields, "backends": "CUDA", "n_gpu_layers": 20})
+    head = render_rows([row, card], "md").splitlines()[0]
+    assert "| ngl |" in head
+    assert "| threads |" in head
 
 
 def test_not_a_number_is_none_and_quotes_need_not_be_doubled(tmp_path: Path) -> None:
@@ -217,6 +316,19 @@ def test_imported_rows_are_told_apart_by_machine_and_never_mixed_with_own(tmp_pa
     assert stored.imported == {"AMD EPYC": rows, "AMD EPYC, RTX": other}
 
 
+def test_tables_tell_machines_and_imported_rows_apart(tmp_path: Path, home: Path) -> None:
+    rows = read_rows(REAL / "real.jsonl").rows
+    store.append_rows(home, rows[:1])
+    other = dataclasses.replace(rows[1], fields={**rows[1].fields, "gpu_info": "RTX\x1b"})
+    (tmp_path / "theirs").write_text(render_rows([rows[1], other], "jsonl"), encoding="utf-8")
+    pipeline.import_rows(tmp_path / "theirs")
+    lines = pipeline.stored_rows("md").splitlines()
+    titles = [line for line in lines if line.endswith(":") and not line.startswith("|")]
+    assert titles == ["AMD EPYC, measured here:", "AMD EPYC, imported:", "AMD EPYC, RTX, imported:"]
+    marks = [json.loads(line).get("offloadtune_imported") for line in pipeline.stored_rows("jsonl").splitlines()]
+    assert marks == [None, True, True]
+
+
 # --- options of the command ----------------------------------------------------------------------------------------
 
 
@@ -246,11 +358,12 @@ def test_layers_may_be_all_of_them() -> None:
 
 
 def test_pairs_and_switches() -> None:
-    assert command.pair("-pg", "512,128") == (512, 128)
+    assert command.pair("-pg", "512, 128") == (512, 128)
     assert command.switches("--repack", ["0,1"]) == (False, True)
     assert command.flash_attentions("-fa", ["1,off,auto"]) == ("on", "off", "auto")
     for call in (
         lambda: command.pair("-pg", "512"),
+        lambda: command.pair("-pg", f"{'9' * 5000},1"),
         lambda: command.switches("--repack", ["2"]),
         lambda: command.flash_attentions("-fa", ["maybe"]),
         lambda: command.run(Path("none.gguf"), ["-o", "xml"], ()),
