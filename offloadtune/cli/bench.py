@@ -20,7 +20,7 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
         Path | None,
         typer.Option(metavar="PROFILE", help="The profile to measure; default: what is recommended for FILE."),
     ] = None,
-    budget: Annotated[str, typer.Option(metavar="TIME", help="Time for measuring, load aside, like 90s or 10m.")] = "120s",
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Time for measuring, loading aside, like 90s.")] = "120s",
     workload: Annotated[
         str | None,
         typer.Option(help="A turn to measure too, as `sweep` takes it.", autocompletion=one_of(WORKLOADS)),
