@@ -64,8 +64,9 @@ HOT_FRAC = 0.05
 APPEARED_BYTES = 64 * MIB
 """Least memory of a card with which a process that comes to it, or grows, counts: a window of a desktop has less."""
 
-UNSEEN_BYTES = 256 * MIB
-"""The same for what nobody owns up to: the driver keeps some memory for each of our processes too."""
+STAYED_BYTES = 256 * MIB
+"""The same since the work began, in hours of which a browser grows; and for memory of no process that is seen, since
+the driver keeps some for itself."""
 
 HELD_BYTES = 2 * GIB
 """Memory of a card held by others from which on somebody computes on it: a desktop and its browser hold less."""
@@ -244,14 +245,14 @@ def _slowed(before: Conditions, after: Conditions) -> Iterator[Disturbance]:
 
 def _gpus(before: Conditions, after: Conditions, since: Conditions) -> Iterator[Disturbance]:
     earlier = {gpu.index: gpu for gpu in before.gpus}
-    first = {**earlier, **{gpu.index: gpu for gpu in since.gpus}}
+    first = {gpu.index: gpu for gpu in since.gpus}
     for gpu in after.gpus:
         slowed = [*_throttled(gpu)]
         if not slowed and gpu.index in earlier:
             slowed = [*_was_hot(earlier[gpu.index], gpu, after.at_s - before.at_s)]
         yield from slowed
-        if gpu.index in first:
-            yield from _appeared(first[gpu.index], gpu)
+        came = [*_appeared(earlier.get(gpu.index), gpu, APPEARED_BYTES)]
+        yield from came or _appeared(first.get(gpu.index), gpu, STAYED_BYTES)
 
 
 def _was_hot(before: GpuConditions, after: GpuConditions, duration_s: float) -> Iterator[Disturbance]:
@@ -285,18 +286,18 @@ def _gpu_standing(gpu: GpuConditions) -> Iterator[Disturbance]:
         yield _on_card(f"Other programs hold {format_bytes(held_bytes)} of {_card(gpu)}{f': {who}' if who else ''}.")
 
 
-def _appeared(before: GpuConditions, after: GpuConditions) -> Iterator[Disturbance]:
+def _appeared(before: GpuConditions | None, after: GpuConditions, least_bytes: int) -> Iterator[Disturbance]:
     """Processes that came to the card, or took more of it: those work there."""
-    if before.other_processes is None or after.other_processes is None:
+    if before is None or before.other_processes is None or after.other_processes is None:
         return
     earlier = {process.pid: process.n_bytes or 0 for process in before.other_processes}
-    found = [one for one in after.other_processes if (one.n_bytes or 0) - earlier.get(one.pid, 0) >= APPEARED_BYTES]
+    found = [one for one in after.other_processes if (one.n_bytes or 0) - earlier.get(one.pid, 0) >= least_bytes]
     for process in found:
         came = "took more of" if process.pid in earlier else "came to"
         yield _on_card(f"Another program {came} {_card(after)}: {_process(process)}.")
     # without a figure of ours the others' holds what we loaded
     grown_bytes = int(_grown(before.others_bytes, after.others_bytes) or 0) if after.ours_bytes else 0
-    if not found and grown_bytes >= UNSEEN_BYTES:
+    if not found and grown_bytes >= STAYED_BYTES:
         yield _on_card(f"Other programs took {format_bytes(grown_bytes)} more of {_card(after)}.")
 
 

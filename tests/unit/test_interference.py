@@ -270,6 +270,14 @@ def test_who_came_to_a_card_disturbs_as_long_as_it_stays() -> None:
     assert [one.words for one in disturbances(first, playing, since=BEFORE)] == came
 
 
+def test_a_browser_that_grew_since_the_work_began_does_not_disturb_it_from_then_on() -> None:
+    browser = GpuProcess(pid=7, name="firefox", n_bytes=412 * MIB)
+    larger = dataclasses.replace(browser, n_bytes=512 * MIB)
+    first, grown = on_card(other_processes=(browser,)), on_card(later(1.0), other_processes=(larger,))
+    assert disturbances(first, grown, since=first) != ()
+    assert disturbances(grown, on_card(later(2.0), other_processes=(larger,)), since=first) == ()
+
+
 def test_memory_that_unseen_programs_took() -> None:
     """Not where the driver does not tell which memory is ours: what we loaded would be called theirs."""
     taken: dict[str, Any] = {"others_bytes": 2 * GIB}
