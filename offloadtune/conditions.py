@@ -25,7 +25,9 @@ class GpuConditions:
 
     `throttle_reasons` are NVML's names, without "idle" and what the user set; `clock_is_free` where neither of these
     two holds the clock down, so that under load it should be near its most. `others_bytes` is what is taken of its
-    memory and not ours, by processes that are not seen from here too.
+    memory and not ours, by processes that are not seen from here too; `ours_bytes` what the driver says is ours, None
+    where it tells of none of our processes, whose memory may then be among the others'. `hot_ns` is the time in which
+    heat slowed the card. `pci_bus_id` is spelled as in `NvmlGpu`.
     """
 
     index: int
@@ -33,12 +35,13 @@ class GpuConditions:
     clock_mhz: int | None
     most_clock_mhz: int | None
     temperature_c: int | None
-    power_w: float | None
-    power_limit_w: float | None
     throttle_reasons: tuple[str, ...] | None
     other_processes: tuple[GpuProcess, ...] | None
     others_bytes: int | None = None
     clock_is_free: bool | None = None
+    ours_bytes: int | None = None
+    hot_ns: int | None = None
+    pci_bus_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +49,10 @@ class Conditions:
     """The machine at one moment.
 
     CPU seconds are summed over the `n_cpus` this process may use: `busy_cpu_s` of everybody, `stolen_cpu_s` taken by
-    the hypervisor, `ours_cpu_s` of the processes that do the measuring. `memory_stall_s` is Linux's pressure: time in
-    which something waited for memory. `governor` and `governed_by` are Linux's cpufreq governor and its driver.
+    the hypervisor, `ours_cpu_s` of the processes that do the measuring. Where a container's quota is less than its
+    CPUs, `n_cpus` is the quota and everybody is who shares it. `n_cores` are the physical cores of the `n_cpus`.
+    `memory_stall_s` is Linux's pressure: time in which something waited for memory. `governor` and `governed_by` are
+    Linux's cpufreq governor and its driver.
     """
 
     at_s: float
@@ -55,8 +60,6 @@ class Conditions:
     busy_cpu_s: float | None
     stolen_cpu_s: float | None
     ours_cpu_s: float | None
-    available_bytes: int | None
-    total_bytes: int | None
     swapped_bytes: int | None
     memory_stall_s: float | None
     on_battery: bool | None
@@ -66,6 +69,7 @@ class Conditions:
     governed_by: str | None = None
     swap_total_bytes: int | None = None
     swap_free_bytes: int | None = None
+    n_cores: int | None = None
 
 
 class DisturbanceKind(StrEnum):

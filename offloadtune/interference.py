@@ -8,8 +8,8 @@ does not tell is switched off.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from offloadtune.conditions import Conditions, Disturbance, DisturbanceKind, GpuConditions, GpuProcess
 from offloadtune.units import GIB, MIB, format_bytes, format_count
@@ -22,7 +22,7 @@ N_SLACK_TICKS = 3
 their root. On two CPUs that were busy throughout, a few hundredths of a second were seen, whatever the window."""
 
 FULL_FRAC = 0.75
-"""With this share of the CPUs busy, what others take is taken from ours: some of our threads share a CPU, and in a
+"""With this share of the cores busy, what others take is taken from ours: some of our threads share a CPU, and in a
 product of matrices all threads wait for the last. Not higher, since between the pieces of its work the engine idles."""
 
 FULL_OTHERS_FRAC = 0.1
@@ -58,8 +58,15 @@ or one in a wrong power state, below."""
 HOT_REASONS = frozenset({"hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"})
 """These slow a card whatever it does. To be at its power limit is a card's usual state under load."""
 
+HOT_FRAC = 0.05
+"""Share of the time in which heat may slow a card."""
+
 APPEARED_BYTES = 64 * MIB
 """Least memory of a card with which a process that comes to it, or grows, counts: a window of a desktop has less."""
+
+STAYED_BYTES = 256 * MIB
+"""The same since the work began, in hours of which a browser grows; and for memory of no process that is seen, since
+the driver keeps some for itself."""
 
 HELD_BYTES = 2 * GIB
 """Memory of a card held by others from which on somebody computes on it: a desktop and its browser hold less."""
@@ -76,16 +83,20 @@ _SELF_GOVERNED = frozenset({"intel_pstate", "amd-pstate-epp"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """CPU time of a window: in CPUs, `others` and everybody, of `n_cpus`; `slack` is what `others` may be off."""
+    """CPU time of a window: in CPUs, `others` and everybody, of `n_cpus`; `slack` is what `others` may be off.
+
+    Two threads that share a core slow each other: the machine is full when its `n_cores` are.
+    """
 
     others: float
     busy: float
     slack: float
     n_cpus: int
+    n_cores: int
 
     @property
     def is_full(self) -> bool:
-        return self.busy >= FULL_FRAC * self.n_cpus
+        return self.busy >= FULL_FRAC * self.n_cores
 
     def exceeds(self, full_frac: float, frac: float) -> bool:
         """Whether others took more than their share, surely."""
@@ -96,10 +107,11 @@ class Load:
         return f"{self.others:.1f} of {format_count(self.n_cpus, 'CPU')}"
 
 
-def disturbances(before: Conditions, after: Conditions) -> tuple[Disturbance, ...]:
+def disturbances(before: Conditions, after: Conditions, *, since: Conditions | None = None) -> tuple[Disturbance, ...]:
     """What others did between two moments, and what began to slow the machine meanwhile.
 
-    What stood before and still stands is not told again: that is `standing`'s.
+    What stood before and still stands is not told again: that is `standing`'s. Only who came to a card after `since`,
+    or took more of it, disturbs as long as they stay.
     """
     duration_s = after.at_s - before.at_s
     if duration_s <= 0:
@@ -109,13 +121,21 @@ def disturbances(before: Conditions, after: Conditions) -> tuple[Disturbance, ..
         *_stolen(before, after),
         *_memory(before, after, duration_s),
         *_slowed(before, after),
-        *_gpus(before, after),
+        *_gpus(before, after, since or before),
     )
 
 
 def standing(now: Conditions) -> tuple[Disturbance, ...]:
     """What stands against measuring at a moment at which nothing of ours is loaded."""
     return (*_held_down(now), *_swap_full(now), *(found for gpu in now.gpus for found in _gpu_standing(gpu)))
+
+
+def on_cards(now: Conditions, pci_bus_ids: Collection[str] | None) -> Conditions:
+    """The same moment with only these cards: what goes on at the others disturbs nobody. None: all of them."""
+    if pci_bus_ids is None:
+        return now
+    used = {name.lower() for name in pci_bus_ids}
+    return replace(now, gpus=tuple(gpu for gpu in now.gpus if gpu.pci_bus_id and gpu.pci_bus_id.lower() in used))
 
 
 def is_too_busy(before: Conditions, after: Conditions) -> str | None:
@@ -147,6 +167,7 @@ def _load(before: Conditions, after: Conditions) -> Load | None:
         busy=busy_s / duration_s,
         slack=N_SLACK_TICKS * TICK_S * math.sqrt(after.n_cpus) / duration_s,
         n_cpus=after.n_cpus,
+        n_cores=after.n_cores or after.n_cpus,
     )
 
 
@@ -222,12 +243,23 @@ def _slowed(before: Conditions, after: Conditions) -> Iterator[Disturbance]:
 # --- cards -----------------------------------------------------------------------------------------------------------
 
 
-def _gpus(before: Conditions, after: Conditions) -> Iterator[Disturbance]:
+def _gpus(before: Conditions, after: Conditions, since: Conditions) -> Iterator[Disturbance]:
     earlier = {gpu.index: gpu for gpu in before.gpus}
+    first = {gpu.index: gpu for gpu in since.gpus}
     for gpu in after.gpus:
-        yield from _throttled(gpu)
-        if gpu.index in earlier:
-            yield from _appeared(earlier[gpu.index], gpu)
+        slowed = [*_throttled(gpu)]
+        if not slowed and gpu.index in earlier:
+            slowed = [*_was_hot(earlier[gpu.index], gpu, after.at_s - before.at_s)]
+        yield from slowed
+        came = [*_appeared(earlier.get(gpu.index), gpu, APPEARED_BYTES)]
+        yield from came or _appeared(first.get(gpu.index), gpu, STAYED_BYTES)
+
+
+def _was_hot(before: GpuConditions, after: GpuConditions, duration_s: float) -> Iterator[Disturbance]:
+    """Between the two moments, at which the card may have rested."""
+    frac = (_grown(before.hot_ns, after.hot_ns) or 0) / 1e9 / duration_s
+    if frac >= HOT_FRAC:
+        yield _slow_card(f"{_card(after)} was throttled by heat {min(1.0, frac):.0%} of the time.", is_passing=True)
 
 
 def _throttled(gpu: GpuConditions) -> Iterator[Disturbance]:
@@ -251,20 +283,26 @@ def _gpu_standing(gpu: GpuConditions) -> Iterator[Disturbance]:
     if held_bytes >= HELD_BYTES:
         largest = sorted(processes, key=lambda process: -(process.n_bytes or 0))
         who = ", ".join(_process(process) for process in largest[:3])
-        words = f"Other programs hold {format_bytes(held_bytes)} of {_card(gpu)}{f': {who}' if who else ''}."
-        yield Disturbance(kind=DisturbanceKind.GPU_PROCESS, words=words, is_passing=True)
+        yield _on_card(f"Other programs hold {format_bytes(held_bytes)} of {_card(gpu)}{f': {who}' if who else ''}.")
 
 
-def _appeared(before: GpuConditions, after: GpuConditions) -> Iterator[Disturbance]:
+def _appeared(before: GpuConditions | None, after: GpuConditions, least_bytes: int) -> Iterator[Disturbance]:
     """Processes that came to the card, or took more of it: those work there."""
-    if before.other_processes is None or after.other_processes is None:
+    if before is None or before.other_processes is None or after.other_processes is None:
         return
     earlier = {process.pid: process.n_bytes or 0 for process in before.other_processes}
-    for process in after.other_processes:
-        if (process.n_bytes or 0) - earlier.get(process.pid, 0) >= APPEARED_BYTES:
-            came = "took more of" if process.pid in earlier else "came to"
-            words = f"Another program {came} {_card(after)}: {_process(process)}."
-            yield Disturbance(kind=DisturbanceKind.GPU_PROCESS, words=words, is_passing=True)
+    found = [one for one in after.other_processes if (one.n_bytes or 0) - earlier.get(one.pid, 0) >= least_bytes]
+    for process in found:
+        came = "took more of" if process.pid in earlier else "came to"
+        yield _on_card(f"Another program {came} {_card(after)}: {_process(process)}.")
+    # without a figure of ours the others' holds what we loaded
+    grown_bytes = int(_grown(before.others_bytes, after.others_bytes) or 0) if after.ours_bytes else 0
+    if not found and grown_bytes >= STAYED_BYTES:
+        yield _on_card(f"Other programs took {format_bytes(grown_bytes)} more of {_card(after)}.")
+
+
+def _on_card(words: str) -> Disturbance:
+    return Disturbance(kind=DisturbanceKind.GPU_PROCESS, words=words, is_passing=True)
 
 
 def _slow_card(words: str, *, is_passing: bool) -> Disturbance:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from offloadtune.conditions import Disturbance
 from offloadtune.engine import Runner
 from offloadtune.errors import EngineError, EngineMissingError
 from offloadtune.gguf import read_gguf
-from offloadtune.interference import standing
+from offloadtune.interference import on_cards, standing
 from offloadtune.pipeline.rebuilding import missing_backend, rebuild_line
 from offloadtune.plans import CacheCost
 from offloadtune.probe import local_servers, probe_host, read_conditions
@@ -40,9 +40,12 @@ def probe(endpoints: Sequence[str] = (), *, measure: bool = True) -> tuple[Machi
     return machine, build
 
 
-def standing_now(endpoints: Sequence[str] = ()) -> tuple[Disturbance, ...]:
-    """What stands against measuring now. To be asked before an engine of ours runs; a server at `endpoints` may."""
-    return standing(read_conditions(local_servers(endpoints)))
+def standing_now(endpoints: Sequence[str] = (), cards: Collection[str] | None = None) -> tuple[Disturbance, ...]:
+    """What stands against measuring now, of the cards those with these PCI bus ids (None: all).
+
+    To be asked before an engine of ours runs; a server at `endpoints` may.
+    """
+    return standing(on_cards(read_conditions(local_servers(endpoints)), cards))
 
 
 def crash_path() -> Path:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from offloadtune.conditions import Conditions, Disturbance, DisturbanceKind
-from offloadtune.interference import disturbances, is_too_busy
+from offloadtune.interference import disturbances, is_too_busy, on_cards
 from offloadtune.probe.conditions import read_conditions
 
 LEAST_S = 0.3
@@ -22,18 +22,29 @@ class Watch:
 
     `pids` are the processes that do the work besides this one and its children: servers on this machine. A stretch
     shorter than LEAST_S is judged together with those just before it. What does not pass does not spoil the stretch: it
-    is true of all of them, and told once. Never raises.
+    is true of all of them, and told once. A program that came to a card since the first stretch disturbs as long as it
+    stays. `cards` are the PCI bus ids, as in `NvmlGpu`, of the cards that the stretch that ends used: none of them
+    for work on the CPU alone, all cards where `cards` is None. Never raises.
     """
 
-    def __init__(self, pids: Callable[[], Sequence[int]], read: Reader = read_conditions) -> None:
-        self._pids, self._read = pids, read
+    def __init__(
+        self,
+        pids: Callable[[], Sequence[int]],
+        read: Reader = read_conditions,
+        *,
+        cards: Callable[[], Collection[str]] | None = None,
+    ) -> None:
+        self._pids, self._read, self._cards = pids, read, cards
+        self._first: Conditions | None = None
         self._before: deque[Conditions] = deque()
         """Beginnings of the stretches that lie close together, the one under way last."""
         self._ended_at_s: float | None = None
         self._told: set[DisturbanceKind] = set()
         self.was_too_busy = False
+        """Whether it was told once; `too_busy` says how it is now."""
         self._since: Conditions | None = None
-        """Where the stretches began of which each was disturbed, up to the last; None when that one was not."""
+        """Where the stretches began of which each was disturbed, up to the last; None when that one was not. The
+        last alone where it was long: of a machine that was busy an hour ago nothing is said."""
         self._until: Conditions | None = None
 
     def begin(self) -> None:
@@ -43,21 +54,26 @@ class Watch:
         if now is None or ended_at_s is None or now.at_s - ended_at_s >= LEAST_S:
             self._before.clear()
         if now is not None:
+            self._first = self._first or now
             self._before.append(now)
 
     def end(self) -> tuple[Disturbance, ...]:
         """What disturbed the stretch that ends now. What does not pass is told once."""
-        after = self._now()
+        after = self._now(is_end=True)
         if after is None or not self._before:
+            self._since = None
             return ()
         while len(self._before) > 1 and after.at_s - self._before[1].at_s >= LEAST_S:
             self._before.popleft()
         self._ended_at_s = after.at_s
-        found = disturbances(self._before[0], after)
+        before = self._before[0]
+        found = disturbances(before, after, since=self._first)
         fresh = tuple(one for one in found if one.is_passing or one.kind not in self._told)
         self._told |= {one.kind for one in found if not one.is_passing}
         is_disturbed = any(one.is_passing for one in found)
-        self._since, self._until = (self._since or self._before[0], after) if is_disturbed else (None, None)
+        is_long = after.at_s - before.at_s >= _LONG_S
+        self._since = ((not is_long and self._since) or before) if is_disturbed else None
+        self._until = after
         return fresh
 
     def end_and_tell(self, tell: Callable[[str], None]) -> tuple[str, ...]:
@@ -78,9 +94,10 @@ class Watch:
             return None
         return is_too_busy(self._since, self._until)
 
-    def _now(self) -> Conditions | None:
+    def _now(self, *, is_end: bool = False) -> Conditions | None:
         """None where even asking fails: a watch must not end what it watches."""
         try:
-            return self._read(tuple(self._pids()))
+            now = self._read(tuple(self._pids()))
+            return on_cards(now, self._cards()) if is_end and self._cards else now
         except Exception:  # noqa: BLE001
             return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from offloadtune.conditions import GpuConditions, GpuProcess
-from offloadtune.probe.host import Door
+from offloadtune.probe.host import UNSEEN_PID, Door
 
 IDLE, SET_BY_USER = 0x1, 0x2
 THROTTLE_REASONS: Mapping[int, str] = {
@@ -35,21 +35,23 @@ def read_cards(door: Door, ours: Collection[int]) -> tuple[GpuConditions, ...]:
 
 def _card(door: Door, ours: Collection[int], index: int, answers: Mapping[str, Any]) -> GpuConditions:
     reasons = _read(answers, "nvmlDeviceGetCurrentClocksThrottleReasons", int)
-    by_pid = _processes(answers)
+    by_pid = None if UNSEEN_PID in ours else _processes(answers)
     used_bytes = _read(answers, "nvmlDeviceGetMemoryInfo", lambda memory: int(memory["used"]))
-    ours_bytes = sum(n_bytes or 0 for pid, n_bytes in (by_pid or {}).items() if pid in ours)
+    of_ours = [n_bytes for pid, n_bytes in (by_pid or {}).items() if pid in ours]
+    ours_bytes = sum(n_bytes or 0 for n_bytes in of_ours)
     return GpuConditions(
         index=index,
         name=_printable(_read(answers, "nvmlDeviceGetName", str) or "NVIDIA GPU"),
         clock_mhz=_read(answers, "nvmlDeviceGetClockInfo", int),
         most_clock_mhz=_read(answers, "nvmlDeviceGetMaxClockInfo", int),
         temperature_c=_read(answers, "nvmlDeviceGetTemperature", int),
-        power_w=_read(answers, "nvmlDeviceGetPowerUsage", _watts),
-        power_limit_w=_read(answers, "nvmlDeviceGetEnforcedPowerLimit", _watts),
         throttle_reasons=None if reasons is None else tuple(n for bit, n in THROTTLE_REASONS.items() if reasons & bit),
         other_processes=None if by_pid is None else _others(door, ours, by_pid),
         others_bytes=None if used_bytes is None else max(0, used_bytes - ours_bytes),
         clock_is_free=None if reasons is None else not reasons & (IDLE | SET_BY_USER),
+        ours_bytes=ours_bytes if of_ours and None not in of_ours else None,
+        hot_ns=_read(answers, "nvmlDeviceGetViolationStatus", lambda status: int(status["violationTime"])),
+        pci_bus_id=_read(answers, "nvmlDeviceGetPciInfo", lambda pci: str(pci["busId"])),
     )
 
 
@@ -80,10 +82,6 @@ def _read(answers: Mapping[str, Any], call: str, read: Callable[[Any], Any]) -> 
         return read(answer)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
         return None
-
-
-def _watts(milliwatts: Any) -> float:
-    return int(milliwatts) / 1000
 
 
 def _printable(text: str) -> str:

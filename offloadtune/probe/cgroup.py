@@ -31,6 +31,17 @@ def cpu_quota(door: Door) -> float | None:
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
+def cpu_shared(door: Door) -> tuple[float, float | None] | None:
+    """The quota of `cpu_quota`, and the CPU seconds that all who share it have used, None where that is not told."""
+    groups = [(quota, folder) for folder in _folders(door, "cpu") if (quota := _cpu_quota(door, folder)) is not None]
+    if not groups:
+        return None
+    quota, folder = min(groups)
+    used_us = _statistics(door.text(f"{folder}/cpu.stat") or "").get("usage_usec")
+    used_ns = parse_int(door.text(f"{folder}/cpuacct.usage")) if used_us is None else used_us * 1000  # version 1
+    return quota, None if used_ns is None else used_ns / 1e9
+
+
 def group_folders(text: str, controller: str) -> tuple[str, ...]:
     """Folders that may hold a limit of `controller`, from the text of /proc/self/cgroup.
 

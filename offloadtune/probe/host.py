@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 import platform
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,9 @@ from offloadtune.errors import ProbeError
 from offloadtune.probe.nvml import read_nvml, read_nvml_moment
 
 T = TypeVar("T")
+
+UNSEEN_PID = 0
+"""Stands for a process of ours that this user is not shown; no program has this number."""
 
 COMMAND_DEADLINE_S = 2.0
 _USUAL_PAGE_BYTES = 4096
@@ -54,8 +58,6 @@ class Moment:
 
     busy_cpu_s: float | None = None
     our_cpu_s: Mapping[int, float] | None = None
-    total_bytes: int | None = None
-    available_bytes: int | None = None
     swapped_bytes: int | None = None
     swap_total_bytes: int | None = None
     swap_free_bytes: int | None = None
@@ -151,6 +153,11 @@ class Door:
         cards = {} if self.is_recorded else _unless_refused(psutil.net_if_addrs) or {}
         return frozenset(one.address for card in cards.values() for one in card)
 
+    def host_names(self) -> frozenset[str]:
+        """What this machine calls itself, with and without its domain."""
+        name = "" if self.is_recorded else socket.gethostname().lower()
+        return frozenset({name, name.partition(".")[0]} - {""})
+
     def listeners(self) -> tuple[Listener, ...]:
         """Who listens for TCP connections here, as far as the system tells this user."""
         open_ = () if self.is_recorded else _unless_refused(lambda: psutil.net_connections("tcp")) or ()
@@ -192,14 +199,12 @@ def _live_system() -> System:
 
 
 def _live_moment(cpus: Sequence[int], pids: Sequence[int]) -> Moment:
-    memory, swap = _unless_refused(psutil.virtual_memory), _unless_refused(psutil.swap_memory)
+    swap = _unless_refused(psutil.swap_memory)
     battery = _unless_refused(getattr(psutil, "sensors_battery", lambda: None))
     tells_swapping = swap is not None and sys.platform != "win32"  # there psutil says 0 for "not told"
     return Moment(
         busy_cpu_s=_unless_refused(lambda: _busy_cpu_s(cpus)),
         our_cpu_s=_unless_refused(lambda: _our_cpu_s(pids)),
-        total_bytes=memory.total if memory else None,
-        available_bytes=memory.available if memory else None,
         swapped_bytes=swap.sin + swap.sout if swap and tells_swapping else None,
         swap_total_bytes=swap.total if swap else None,
         swap_free_bytes=swap.free if swap else None,

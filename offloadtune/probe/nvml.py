@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-from collections.abc import Iterator, Mapping
-from functools import cache
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -23,14 +24,18 @@ DEVICE_CALLS = (
     "nvmlDeviceGetCurrPcieLinkWidth",
 )
 
-_CLOCK_SM, _TEMPERATURE_GPU = 1, 0
+_OPENING_PATIENCE_S = 30.0  # without a driver that persists, opening wakes the cards up: seconds for each
+_PATIENCE_S = 2.0
+_N_OPENINGS = 3
+
+_CLOCK_SM, _TEMPERATURE_GPU, _BY_HEAT = 1, 0, 1
 MOMENT_CALLS: Mapping[str, tuple[int, ...]] = {
     "nvmlDeviceGetName": (),
+    "nvmlDeviceGetPciInfo": (),
     "nvmlDeviceGetClockInfo": (_CLOCK_SM,),
     "nvmlDeviceGetMaxClockInfo": (_CLOCK_SM,),
     "nvmlDeviceGetTemperature": (_TEMPERATURE_GPU,),
-    "nvmlDeviceGetPowerUsage": (),
-    "nvmlDeviceGetEnforcedPowerLimit": (),
+    "nvmlDeviceGetViolationStatus": (_BY_HEAT,),
     "nvmlDeviceGetCurrentClocksThrottleReasons": (),  # the later name, ...EventReasons, is not in older drivers
     "nvmlDeviceGetMemoryInfo": (),
     "nvmlDeviceGetComputeRunningProcesses": (),
@@ -43,8 +48,12 @@ def read_nvml() -> dict[str, Any]:
     """`{"nvmlSystemGetDriverVersion": ..., "devices": [{call: answer, ...}, ...]}`.
 
     `{"error": NAME}` stands in the place of any answer, of a device, or of the whole, where NVML refused; NAME is
-    that of pynvml's exception without its prefix, such as NotSupported.
+    that of pynvml's exception without its prefix, such as NotSupported; Timeout where it did not answer in time.
     """
+    return _patiently(_read_all, _OPENING_PATIENCE_S)
+
+
+def _read_all() -> dict[str, Any]:
     nvml, error = _open()
     if nvml is None:
         return {"error": error}
@@ -64,7 +73,11 @@ def read_nvml_moment() -> dict[str, Any]:
     NVML stays open from the first call on: without a driver that persists, opening it wakes the cards up, which takes
     longer than what is measured.
     """
-    nvml, error = _kept_open()
+    return _patiently(_read_moment, _PATIENCE_S if _kept.nvml else _OPENING_PATIENCE_S)
+
+
+def _read_moment() -> dict[str, Any]:
+    nvml, error = _kept.opened()
     if nvml is None:
         return {"error": error}
     n_devices = _ask(nvml, "nvmlDeviceGetCount")
@@ -83,7 +96,37 @@ def _open() -> tuple[ModuleType | None, str]:
     return (nvml, "") if refusal is None else (None, refusal["error"])
 
 
-_kept_open = cache(_open)
+@dataclass(slots=True)
+class _Kept:
+    """NVML kept open. A refusal may pass, so a few more times it is tried."""
+
+    nvml: ModuleType | None = None
+    error: str = ""
+    n_left: int = _N_OPENINGS
+
+    def opened(self) -> tuple[ModuleType | None, str]:
+        if self.nvml is None and self.n_left:
+            self.n_left -= 1
+            self.nvml, self.error = _open()
+        return self.nvml, self.error
+
+
+_kept = _Kept()
+_is_stuck = threading.Event()
+"""A call did not return: the driver is wedged, and is not asked again."""
+
+
+def _patiently(read: Callable[[], dict[str, Any]], patience_s: float) -> dict[str, Any]:
+    """What `read` answers, from a thread that can be left behind: a wedged driver would hold this process forever."""
+    if _is_stuck.is_set():
+        return {"error": "Timeout"}
+    answers: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: answers.append(read()), name="nvml", daemon=True)
+    thread.start()
+    thread.join(patience_s)
+    if thread.is_alive():
+        _is_stuck.set()
+    return answers[0] if answers else {"error": "Timeout"}
 
 
 def _ask_device(nvml: ModuleType, index: int, calls: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import os
 import socket
 import subprocess
 import sys
-from functools import cache
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from offloadtune.conditions import Conditions, GpuProcess
 from offloadtune.interference import standing
 from offloadtune.probe import Door, nvml, read_conditions
 from offloadtune.probe.conditions import local_servers
-from offloadtune.probe.host import Listener
+from offloadtune.probe.host import UNSEEN_PID, Listener
 from offloadtune.probe.load import cpu_times, parse_process
 from offloadtune.units import GIB, MIB
 
@@ -40,7 +41,7 @@ def test_a_recorded_machine_asks_nothing_of_this_one(machine: str, monkeypatch: 
     for name in ("read_nvml_moment", "_live_moment", "_allowed_cpus", "psutil.Process", "psutil.net_connections"):
         monkeypatch.setattr(f"offloadtune.probe.host.{name}", refuse)
     assert recorded(machine).n_cpus >= 1
-    assert local_servers(["localhost:50052"], door=Door(HOSTS / machine)) == ()
+    assert local_servers(["myhost:50052"], door=Door(HOSTS / machine)) == ()
 
 
 def test_a_laptop_on_battery() -> None:
@@ -52,7 +53,6 @@ def test_a_laptop_on_battery() -> None:
     assert now.ours_cpu_s == pytest.approx(2.25 + 11.00 + 0.02 + 3.30)
     assert now.swapped_bytes == 4000 * 4096
     assert now.memory_stall_s == pytest.approx(2.5)
-    assert (now.available_bytes, now.total_bytes) == (2811948 * 1024, 7912332 * 1024)
     assert (now.swap_total_bytes, now.swap_free_bytes) == (7911420 * 1024, 197120 * 1024)
     assert (now.on_battery, now.power_profile) == (True, "low-power")
     assert (now.governor, now.governed_by) == ("powersave", "intel_pstate")
@@ -70,15 +70,14 @@ def test_a_server_whose_card_is_hot_and_taken() -> None:
     assert now.stolen_cpu_s == pytest.approx(7.0)
     assert now.ours_cpu_s == pytest.approx(1.0 + 2.0 + 3.0 + 4.0)  # by the parents: this kernel lists no children
     assert now.memory_stall_s == pytest.approx(0.04)  # of its own group, not of the machine
-    assert (now.available_bytes, now.total_bytes) == (30 * GIB, 32 * GIB)
     busy, idle = now.gpus
     assert (busy.index, busy.clock_mhz, busy.most_clock_mhz, busy.temperature_c) == (0, 1155, 1980, 88)
-    assert (busy.power_w, busy.power_limit_w) == (612.345, 700.0)
+    assert (busy.pci_bus_id, busy.hot_ns) == ("00000000:3B:00.0", 4_000_000_000)
     assert busy.throttle_reasons == ("sw_thermal_slowdown", "hw_thermal_slowdown")
     assert busy.other_processes == (GpuProcess(pid=7001, name="vllm[2J::worker", n_bytes=40 * GIB),)  # nor unseen ones
-    assert busy.others_bytes == 42 * GIB
+    assert (busy.others_bytes, busy.ours_bytes) == (42 * GIB, 8 * GIB)
     assert busy.clock_is_free is True
-    assert (idle.index, idle.power_w, idle.power_limit_w, idle.other_processes) == (2, None, None, None)
+    assert (idle.index, idle.pci_bus_id, idle.hot_ns, idle.other_processes) == (2, None, None, None)
     assert (idle.throttle_reasons, idle.clock_is_free) == ((), False)
     assert [one.words for one in standing(now)] == [
         "GPU 0 (NVIDIA H100 80GB HBM3) is throttled at 88 °C: sw thermal slowdown, hw thermal slowdown.",
@@ -86,10 +85,48 @@ def test_a_server_whose_card_is_hot_and_taken() -> None:
     ]
 
 
+def test_what_a_server_that_is_not_seen_takes_is_not_called_others() -> None:
+    now = recorded("server_busy_h100", UNSEEN_PID)
+    assert now.ours_cpu_s is None
+    assert [gpu.other_processes for gpu in now.gpus] == [None, None]
+    assert recorded("macbook_m3_pro", UNSEEN_PID).ours_cpu_s is None
+
+
 def test_a_machine_without_proc_is_told_by_psutil() -> None:
     now = recorded("macbook_m3_pro")
     assert (now.n_cpus, now.busy_cpu_s, now.ours_cpu_s, now.stolen_cpu_s) == (11, 5000.5, 4.75, None)
-    assert (now.on_battery, now.swapped_bytes, now.available_bytes) == (True, MIB, 9 * GIB)
+    assert (now.on_battery, now.swapped_bytes) == (True, MIB)
+
+
+def test_a_quota_is_what_there_is_to_share(tmp_path: Path) -> None:
+    system = '{"name": "Linux", "release": "6", "arch": "x86_64", "allowed_cpus": [0, 1, 2, 3]}'
+    files = {
+        "system.json": system,
+        "proc/stat": "".join(f"cpu{cpu} 100 0 0 900 0 0 0 50\n" for cpu in range(4)),
+        "proc/self/cgroup": "0::/pod/me\n",
+        "sys/fs/cgroup/pod/cpu.max": "200000 100000\n",
+        "sys/fs/cgroup/pod/cpu.stat": "usage_usec 7250000\nthrottled_usec 90000\n",
+        "sys/fs/cgroup/pod/me/cpu.max": "max 100000\n",
+        "sys/fs/cgroup/pod/me/cpu.stat": "usage_usec 1000000\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    now = read_conditions(door=Door(tmp_path))
+    assert (now.n_cpus, now.busy_cpu_s, now.stolen_cpu_s) == (2, 7.25, None)
+    (tmp_path / "sys/fs/cgroup/pod/cpu.stat").unlink()
+    now = read_conditions(door=Door(tmp_path))
+    assert (now.n_cpus, now.busy_cpu_s) == (2, None)
+    (tmp_path / "sys/fs/cgroup/pod/cpuacct.usage").write_text("3000000000\n")
+    assert read_conditions(door=Door(tmp_path)).busy_cpu_s == 3.0
+    (tmp_path / "sys/fs/cgroup/pod/cpu.max").write_text("800000 100000\n")  # more than there are CPUs
+    now = read_conditions(door=Door(tmp_path))
+    assert (now.n_cpus, now.busy_cpu_s, now.stolen_cpu_s) == (4, 4.0, 2.0)
+
+
+def test_two_threads_of_a_core_are_one_core() -> None:
+    now = recorded("desktop_ryzen_ddr5_rtx4090")
+    assert (now.n_cpus, now.n_cores) == (32, 16)
 
 
 def test_what_a_machine_does_not_tell_is_none() -> None:
@@ -204,7 +241,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
     for name in ("nvmlInit", "nvmlShutdown"):
         monkeypatch.setattr(pynvml, name, lambda name=name: calls.append(name))
-    monkeypatch.setattr(nvml, "_kept_open", cache(nvml._open))
+    monkeypatch.setattr(nvml, "_kept", nvml._Kept())
+    monkeypatch.setattr(nvml, "_is_stuck", threading.Event())
     return calls
 
 
@@ -217,10 +255,43 @@ def test_every_call_may_be_refused_alone_and_the_driver_stays_open(driver: list[
         (gpu,) = read_conditions().gpus
     assert driver == ["nvmlInit"]
     assert (gpu.name, gpu.clock_mhz, gpu.most_clock_mhz) == ("NVIDIA GeForce RTX 4090", 2520, None)
-    assert (gpu.temperature_c, gpu.power_w, gpu.throttle_reasons, gpu.clock_is_free) == (None, None, None, None)
-    assert gpu.others_bytes == GIB
+    assert (gpu.temperature_c, gpu.hot_ns, gpu.throttle_reasons, gpu.clock_is_free) == (None, None, None, None)
+    assert (gpu.others_bytes, gpu.ours_bytes) == (GIB, 3 * GIB)
     (other,) = gpu.other_processes or ()
     assert (other.pid, other.name, other.n_bytes) == (os.getppid(), psutil.Process(os.getppid()).name(), 512 * MIB)
+
+
+def test_a_driver_that_hangs_is_asked_once(driver: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*_: object) -> int:
+        driver.append("hung")
+        let_go.wait(60)
+        return 1
+
+    let_go = threading.Event()
+    assert read_conditions().gpus
+    monkeypatch.setattr(nvml, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", hang)
+    began_s = time.monotonic()
+    assert [read_conditions().gpus for _ in range(3)] == [(), (), ()]
+    assert nvml.read_nvml() == {"error": "Timeout"}
+    let_go.set()
+    assert driver == ["nvmlInit", "hung"]
+    assert time.monotonic() - began_s < 60
+
+
+def test_a_driver_that_does_not_open_is_asked_a_few_times(driver: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(n_times: int) -> None:
+        driver.append("asked")
+        if len(driver) <= n_times:
+            refusing()
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: refuse(1))
+    assert [len(read_conditions().gpus) for _ in range(3)] == [0, 1, 1]
+    assert len(driver) == 2
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: refuse(100))
+    monkeypatch.setattr(nvml, "_kept", nvml._Kept())
+    assert [read_conditions().gpus for _ in range(9)] == [()] * 9
+    assert len(driver) == 2 + 3
 
 
 # --- this machine ----------------------------------------------------------------------------------------------------
@@ -257,7 +328,8 @@ def test_a_server_on_this_machine_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert local_servers([f"127.0.0.1:{port}"]) == local_servers([f"localhost:{port}"]) == (os.getpid(),)
-        assert local_servers([f"192.0.2.1:{port}"]) == ()  # another machine's
+        assert local_servers([f"{socket.gethostname()}:{port}"]) == (os.getpid(),)
+        assert local_servers([f"192.0.2.1:{port}", f"no-name-of-ours:{port}"]) == ()  # another machine's
     assert local_servers([]) == local_servers(["", ":", "localhost", "localhost:http"]) == ()
 
 
@@ -266,6 +338,9 @@ class _Listening(Door):
 
     def addresses(self) -> frozenset[str]:
         return frozenset({"192.168.1.7", "::1"})
+
+    def host_names(self) -> frozenset[str]:
+        return frozenset({"box", "box.example.org"})
 
     def listeners(self) -> tuple[Listener, ...]:
         return (
@@ -281,9 +356,13 @@ class _Listening(Door):
         ("192.168.1.8:50052", ()),
         ("127.0.0.1:50052", (11,)),
         ("localhost:50053", (12,)),
-        ("192.168.1.7:50053", ()),  # not open to this address
+        ("192.168.1.7:50053", (UNSEEN_PID,)),  # not open to this address
         ("[::1]:50052", (11,)),
-        ("localhost:50054", ()),
+        ("localhost:50054", (UNSEEN_PID,)),  # another user's
+        ("Box:50053", (12,)),
+        ("box.example.org:50052", (11,)),
+        ("box.example.com:50052", ()),
+        ("localhost:http", ()),
     ],
 )
 def test_which_server_an_endpoint_is(endpoint: str, pids: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from offloadtune import interference
 from offloadtune.conditions import Conditions, DisturbanceKind, GpuConditions, GpuProcess
-from offloadtune.interference import disturbances, is_too_busy, standing
+from offloadtune.interference import disturbances, is_too_busy, on_cards, standing
 from offloadtune.units import GIB, MIB
 
 NOTHING_KNOWN = Conditions(
@@ -20,8 +20,6 @@ NOTHING_KNOWN = Conditions(
     busy_cpu_s=None,
     stolen_cpu_s=None,
     ours_cpu_s=None,
-    available_bytes=None,
-    total_bytes=None,
     swapped_bytes=None,
     memory_stall_s=None,
     on_battery=None,
@@ -45,12 +43,13 @@ CARD = GpuConditions(
     clock_mhz=2520,
     most_clock_mhz=3105,
     temperature_c=61,
-    power_w=440.0,
-    power_limit_w=450.0,
     throttle_reasons=(),
     other_processes=(),
     others_bytes=600 * MIB,
     clock_is_free=True,
+    ours_bytes=8 * GIB,
+    hot_ns=7_000_000_000,
+    pci_bus_id="00000000:01:00.0",
 )
 
 
@@ -97,6 +96,13 @@ def words(after: Conditions, before: Conditions = BEFORE) -> list[str]:
 def test_other_programs(*, n_cpus: int, ours: float, others: float, is_disturbed: bool, window_s: float) -> None:
     found = kinds(later(window_s, ours=ours, others=others, n_cpus=n_cpus))
     assert found == ([DisturbanceKind.CPU] if is_disturbed else [])
+
+
+@pytest.mark.parametrize(("others", "is_disturbed"), [(1.0, False), (2.0, True), (3.9, True)])
+def test_a_machine_is_full_when_its_cores_are(*, others: float, is_disturbed: bool) -> None:
+    after = later(2.0, ours=8.0, others=others, n_cpus=16)  # a thread of the engine on each of 8 cores
+    assert bool(kinds(dataclasses.replace(after, n_cores=8))) is is_disturbed
+    assert kinds(after) == []
 
 
 @given(window_s=st.floats(0.3, 100), ours=st.floats(1.0, 1.4), error_s=st.floats(-0.03, 0.03))
@@ -250,6 +256,53 @@ def test_who_comes_to_a_card() -> None:
     window = GpuProcess(pid=9, name="terminal", n_bytes=None)  # Windows tells no bytes, of two dozen desktop programs
     assert kinds(on_card(later(1.0), other_processes=(browser, window)), before) == []
     assert kinds(on_card(later(1.0), other_processes=(browser, game)), on_card(other_processes=None)) == []
+
+
+def test_who_came_to_a_card_disturbs_as_long_as_it_stays() -> None:
+    game = GpuProcess(pid=8, name="game", n_bytes=GIB)
+    first, playing = on_card(), on_card(later(1.0), other_processes=(game,))
+    still = on_card(later(2.0), other_processes=(game,))
+    came = ["Another program came to GPU 0 (NVIDIA RTX 4090): game 1.00 GiB."]
+    assert [one.words for one in disturbances(playing, still, since=first)] == came
+    assert disturbances(playing, still) == ()
+    assert disturbances(playing, on_card(later(2.0)), since=first) == ()
+    assert [one.words for one in disturbances(BEFORE, playing, since=BEFORE)] == []  # no card was seen before
+    assert [one.words for one in disturbances(first, playing, since=BEFORE)] == came
+
+
+def test_a_browser_that_grew_since_the_work_began_does_not_disturb_it_from_then_on() -> None:
+    browser = GpuProcess(pid=7, name="firefox", n_bytes=412 * MIB)
+    larger = dataclasses.replace(browser, n_bytes=512 * MIB)
+    first, grown = on_card(other_processes=(browser,)), on_card(later(1.0), other_processes=(larger,))
+    assert disturbances(first, grown, since=first) != ()
+    assert disturbances(grown, on_card(later(2.0), other_processes=(larger,)), since=first) == ()
+
+
+def test_memory_that_unseen_programs_took() -> None:
+    """Not where the driver does not tell which memory is ours: what we loaded would be called theirs."""
+    taken: dict[str, Any] = {"others_bytes": 2 * GIB}
+    assert words(on_card(later(1.0), **taken), on_card()) == [
+        "Other programs took 1.41 GiB more of GPU 0 (NVIDIA RTX 4090)."
+    ]
+    assert kinds(on_card(later(1.0), ours_bytes=None, **taken), on_card()) == []
+    assert kinds(on_card(later(1.0), others_bytes=700 * MIB), on_card()) == []
+
+
+def test_heat_between_the_two_moments() -> None:
+    hot = on_card(later(2.0), hot_ns=7_500_000_000)
+    assert words(hot, on_card()) == ["GPU 0 (NVIDIA RTX 4090) was throttled by heat 25% of the time."]
+    assert kinds(on_card(later(2.0), hot_ns=7_050_000_000), on_card()) == []
+    assert kinds(hot, on_card(hot_ns=None)) == []
+    now = on_card(later(2.0), hot_ns=7_500_000_000, throttle_reasons=("hw_thermal_slowdown",))
+    assert kinds(now, on_card()) == [DisturbanceKind.GPU_THROTTLE]  # once
+
+
+def test_cards_that_are_not_used_disturb_nobody() -> None:
+    hot = on_card(throttle_reasons=("hw_thermal_slowdown",))
+    assert standing(on_cards(hot, None)) == standing(on_cards(hot, ["00000000:01:00.0"])) != ()
+    assert standing(on_cards(hot, [])) == standing(on_cards(hot, ["00000000:02:00.0"])) == ()
+    assert on_cards(on_card(pci_bus_id="0000:3B:00.0"), ["0000:3b:00.0"]).gpus
+    assert not on_cards(on_card(pci_bus_id=None), ["0000:3b:00.0"]).gpus
 
 
 def test_a_card_that_others_hold() -> None:
