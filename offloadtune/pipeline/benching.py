@@ -35,18 +35,18 @@ from offloadtune.errors import (
     UsageError,
 )
 from offloadtune.gguf import read_gguf
-from offloadtune.interference import standing
 from offloadtune.pipeline.checking import check_bench
 from offloadtune.pipeline.choosing import Chosen, choose
 from offloadtune.pipeline.guarding import GuardedRunner
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.loading import time_loads
+from offloadtune.pipeline.probing import standing_now
 from offloadtune.pipeline.rebuilding import rebuild_line
 from offloadtune.pipeline.sweeping import llama_arguments
 from offloadtune.pipeline.trending import keep_run
 from offloadtune.pipeline.warming import Warmth
-from offloadtune.pipeline.watching import Watch
-from offloadtune.probe import local_servers, probe_host, read_conditions
+from offloadtune.pipeline.watching import Watch, cards_of
+from offloadtune.probe import local_servers, probe_host
 from offloadtune.records import GgufFacts, Machine, Outcome, TrialResult
 from offloadtune.sweeps import Said
 from offloadtune.units import format_seconds
@@ -141,12 +141,13 @@ class Benching:
         self._tell(f"Measuring with {self.chosen.settings_from}.")
         if self.chosen.machine_id not in {None, self.machine.machine_id}:
             self._tell(f"That was made on another machine, {self.chosen.machine_id}.")
-        for one in standing(read_conditions(self._pids())):
+        cards = cards_of(self.machine, self.chosen.trial.settings)
+        for one in standing_now(self.chosen.endpoints, cards):
             self._tell(one.words)
         n_threads = self.machine.host.cpu.n_physical_cores or self.machine.host.cpu.n_logical_cores
         try:
             with AnchorProcess(n_threads) as anchor:
-                self.anchor, self.watch = anchor, Watch(self._pids)
+                self.anchor, self.watch = anchor, Watch(self._pids, cards=lambda: cards)
                 self._measure()
         except KeyboardInterrupt:
             with deaf():

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from offloadtune.engine import Runner, VisitPlan
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.warming import Warmth
-from offloadtune.pipeline.watching import Watch
+from offloadtune.pipeline.watching import Watch, cards_of
 from offloadtune.probe import local_servers
 from offloadtune.records import EngineBuild, Machine, Outcome, Trial, TrialResult, Visit
 from offloadtune.sweeps import Listener, Said
@@ -28,7 +28,8 @@ class Undisturbed:
         self, runner: Runner, machine: Machine, engine: EngineBuild, endpoints: Sequence[str], listen: Listener
     ) -> None:
         self._runner, self._machine, self._engine, self._listen = runner, machine, engine, listen
-        self._watch = Watch(lambda: (*runner.pids, *local_servers(endpoints)))
+        self._cards: tuple[str, ...] = ()
+        self._watch = Watch(lambda: (*runner.pids, *local_servers(endpoints)), cards=lambda: self._cards)
         self._disturbed_by: tuple[str, ...] = ()
         self._n_repeats = 0
         self.is_interrupted = False
@@ -36,7 +37,7 @@ class Undisturbed:
 
     def run(self, trial: Trial, plan: VisitPlan, *, timeout_s: float) -> TrialResult:
         """As `Runner.run`."""
-        deadline = time.monotonic() + timeout_s
+        deadline, self._cards = time.monotonic() + timeout_s, cards_of(self._machine, trial.settings)
         result = self._runner.run(trial, plan, timeout_s=timeout_s)
         if result.outcome is not Outcome.OK:
             return result
@@ -53,7 +54,7 @@ class Undisturbed:
 
     def revisit(self, trial: Trial, plan: VisitPlan, *, timeout_s: float) -> tuple[Visit, ...] | TrialResult:
         """As `Runner.revisit`."""
-        deadline = time.monotonic() + timeout_s
+        deadline, self._cards = time.monotonic() + timeout_s, cards_of(self._machine, trial.settings)
         visits = self._runner.revisit(trial, plan, timeout_s=timeout_s)
         if isinstance(visits, TrialResult):
             return visits

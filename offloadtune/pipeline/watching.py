@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from offloadtune.conditions import Conditions, Disturbance, DisturbanceKind
 from offloadtune.interference import disturbances, is_too_busy, on_cards
 from offloadtune.probe.conditions import read_conditions
+from offloadtune.records import Machine, Settings
 
 LEAST_S = 0.3
 """The counters tick 100 times a second: of a shorter window they cannot tell another program from their own error."""
@@ -101,3 +102,12 @@ class Watch:
             return on_cards(now, self._cards()) if is_end and self._cards else now
         except Exception:  # noqa: BLE001
             return None
+
+
+def cards_of(machine: Machine, settings: Settings) -> tuple[str, ...]:
+    """PCI addresses of the NVIDIA cards that the settings use, () for the CPU alone."""
+    if not settings.offloads:
+        return ()
+    used = [one for one in machine.offload_devices if settings.devices is None or one.name in settings.devices]
+    cards = [machine.nvml_of(device) for device in used]
+    return tuple(card.pci_bus_id for card in cards if card and card.pci_bus_id)

@@ -16,7 +16,8 @@ from synthetic import WORKLOAD, made_up_facts, made_up_space, ok_result, visit
 from offloadtune.engine import VisitPlan
 from offloadtune.pipeline.undisturbed import Undisturbed
 from offloadtune.pipeline.warming import Warmth
-from offloadtune.records import Outcome, Trial, TrialResult, Visit
+from offloadtune.pipeline.watching import cards_of
+from offloadtune.records import Outcome, Settings, Trial, TrialResult, Visit
 from offloadtune.search import baseline_trials, measured
 from offloadtune.sweeps import Event, Said
 
@@ -157,3 +158,12 @@ def test_the_first_visit_of_a_new_build_is_thrown_away_once(found: tuple[tuple[s
     assert ttfts(one.run(TRIAL, PLAN, timeout_s=9).visits) == [2.0]
     assert "thrown away" in str(events)
     assert ttfts(one.run(TRIAL, PLAN, timeout_s=9).visits) == [3.0]
+
+
+def test_only_the_cards_in_use_are_watched() -> None:
+    device = MACHINE.offload_devices[0]
+    card = MACHINE.nvml_of(device)
+    assert card is not None
+    assert cards_of(MACHINE, Settings(n_gpu_layers=0)) == ()
+    assert cards_of(MACHINE, Settings(n_gpu_layers=9)) == (card.pci_bus_id,)
+    assert cards_of(MACHINE, Settings(n_gpu_layers=9, devices=("CUDA7",))) == ()
