@@ -162,7 +162,7 @@ def measure_theirs(llama_bench: LlamaBench, test: RulerTest, place: Place) -> fl
         raise EngineError(
             f"llama-bench ended with {done.returncode}: {last}.", hint=f"run it alone: {' '.join(command)}"
         )
-    return statistics.median(json.loads(done.stdout)["samples_ns"])
+    return float(statistics.median(json.loads(done.stdout)["samples_ns"]))
 
 
 @contextlib.contextmanager
