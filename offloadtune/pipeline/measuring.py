@@ -74,6 +74,7 @@ class Measuring:
         if opened.kept != self.space.kept:
             self.journal.append_kept(self.space.kept)
         self.results, self.rounds = list(opened.results), list(opened.rounds)
+        self.all_rounds = list(opened.rounds)  # those that do not count may again, once who was not in them is out
         self.n_resumed = len(self.results)
         self.measured_at = opened.began_at
 
@@ -137,6 +138,7 @@ class Measuring:
                 finalists = self._finalists()
                 continue
             self.rounds.append(one)
+            self.all_rounds.append(one)
             self.journal.append_round([(trial.trial_id, one[trial.settings]) for trial in order])
             round_s = time.monotonic() - start_s
             self.listen(
@@ -167,8 +169,8 @@ class Measuring:
         return one
 
     def _finalists(self) -> tuple[Trial, ...]:
-        """Who is compared from now on; rounds of others count no more."""
-        finalists, rounds = side_by_side(self.space, self.results, self.rounds)
+        """Who is compared from now on, by the rounds that held them all."""
+        finalists, rounds = side_by_side(self.space, self.results, self.all_rounds)
         self.rounds = list(rounds)
         return finalists
 

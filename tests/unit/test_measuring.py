@@ -32,7 +32,7 @@ def compared(turn_s: Callable[[Settings], float], n_affordable: int, **earlier: 
     sweep: Any = object.__new__(Measuring)
     sweep.space = SPACE
     sweep.results = [ok_result(trial, (turn_visit(1.0),), peak_bytes=0) for trial in (FIT, DEFAULT)]
-    sweep.rounds, sweep.plan, sweep.is_gone = [], None, False
+    sweep.all_rounds, sweep.plan, sweep.is_gone = [], None, False
     sweep.start_s = time.monotonic()
     sweep.told = []
     sweep.listen = sweep.told.append
@@ -73,12 +73,12 @@ def test_what_stays_open_takes_all_looks() -> None:
 
 def test_what_is_decided_is_not_measured_again_and_what_is_open_goes_on_up_to_the_last_look() -> None:
     done = compared(clearly(), n_affordable=300)
-    again = compared(clearly(), n_affordable=300, rounds=list(done.rounds))
+    again = compared(clearly(), n_affordable=300, all_rounds=list(done.rounds))
     assert again.rounds == done.rounds
     whole = compared(evenly(), n_affordable=300)
-    longer = compared(evenly(), n_affordable=300, rounds=whole.rounds[:7])
+    longer = compared(evenly(), n_affordable=300, all_rounds=whole.rounds[:7])
     assert len(longer.rounds) > 7
-    assert compared(evenly(), n_affordable=300, rounds=list(whole.rounds)).told == []
+    assert compared(evenly(), n_affordable=300, all_rounds=list(whole.rounds)).told == []
 
 
 def test_no_time_no_round() -> None:

@@ -152,15 +152,17 @@ def test_a_finalist_that_failed_later_is_not_recommended(stored: Stored) -> None
 
 
 class Struck:
-    """Visits of a sweep of which one ends badly; every other takes as long as the first of its trial."""
+    """Visits of a sweep that take as long as the first of their trial, until so many of some ids were made."""
 
-    def __init__(self, first: dict[str, tuple[Visit, ...]], trial_id: str, i_visit: int, outcome: Outcome) -> None:
-        self.first, self.trial_id, self.i_visit, self.outcome = first, trial_id, i_visit, outcome
+    def __init__(self, results: list[TrialResult], n_until: dict[str, int], outcome: Outcome) -> None:
+        self.first = {one.trial.trial_id: one.visits for one in results}
+        self.n_until, self.outcome = n_until, outcome
 
     def revisit(self, trial: Trial, _plan: object, *, timeout_s: float) -> tuple[Visit, ...] | TrialResult:
         assert timeout_s > 0
-        self.i_visit -= trial.trial_id == self.trial_id
-        if trial.trial_id == self.trial_id and self.i_visit < 0:
+        n_left = self.n_until.get(trial.trial_id, 99)
+        self.n_until[trial.trial_id] = n_left - 1
+        if n_left == 0:
             return TrialResult(trial=trial, outcome=self.outcome, reason="it died")
         return self.first[trial.trial_id]
 
@@ -170,7 +172,7 @@ def swept(results: list[TrialResult], undisturbed: Struck, path: Path) -> Any:
     made = dataclasses.replace(header(), ruler=store.RULER)
     sweep: Any = object.__new__(Measuring)
     sweep.space, sweep.journal = space_of(FACTS, made, {}), store.Journal(path, made)
-    sweep.results, sweep.rounds, sweep.plan, sweep.is_gone = [], [], None, False
+    sweep.results, sweep.rounds, sweep.all_rounds, sweep.plan, sweep.is_gone = [], [], [], None, False
     sweep.request, sweep.start_s = SimpleNamespace(budget_s=1e6), time.monotonic()
     sweep.undisturbed, sweep.listen = undisturbed, lambda _event: None
     for one in results:
@@ -181,15 +183,15 @@ def swept(results: list[TrialResult], undisturbed: Struck, path: Path) -> Any:
     return sweep
 
 
-def three() -> list[TrialResult]:
-    """Three that ran, each somewhat slower than the one before."""
+def several(n: int) -> list[TrialResult]:
+    """So many that ran, each somewhat slower than the one before."""
     fastest = results()[0]
-    settings = [fastest.trial.settings.replace(n_ubatch=n_ubatch) for n_ubatch in (512, 256, 128)]
+    settings = [fastest.trial.settings.replace(n_ubatch=n_ubatch) for n_ubatch in (512, 256, 128, 64)[:n]]
     return [
         dataclasses.replace(
             fastest, trial=dataclasses.replace(fastest.trial, settings=one), visits=(steps(slower, slower),)
         )
-        for one, slower in zip(settings, (1.0, 1.2, 1.4), strict=True)
+        for one, slower in zip(settings, (1.0, 1.2, 1.4, 1.6)[:n], strict=True)
     ]
 
 
@@ -197,10 +199,10 @@ def three() -> list[TrialResult]:
 @pytest.mark.parametrize("outcome", [Outcome.OUT_OF_MEMORY_HOST, Outcome.CRASHED])
 @pytest.mark.parametrize("i_dies", [0, 1, 2])
 def test_the_answer_is_the_reported_one_after_a_death_in_a_round(i_dies: int, outcome: Outcome) -> None:
-    all_three = three()
-    first, dies = {one.trial.trial_id: one.visits for one in all_three}, all_three[i_dies].trial.trial_id
+    three = several(3)
+    dies = three[i_dies].trial.trial_id
     path = store.data_dir() / "sweeps" / header().machine_id / "struck-1.jsonl"
-    sweep = swept(all_three, Struck(first, dies, 2, outcome), path)
+    sweep = swept(three, Struck(three, {dies: 2}, outcome), path)
     content = store.read_journal(path)
     assert [dies in one for one in content.rounds[:3]] == [True, True, False]
     found = asked()
@@ -209,9 +211,21 @@ def test_the_answer_is_the_reported_one_after_a_death_in_a_round(i_dies: int, ou
     assert len(found.rounds) > 2
 
 
+@pytest.mark.usefixtures("stored")
+def test_rounds_of_before_count_again_when_who_came_in_for_the_dead_dies_too() -> None:
+    four = several(4)
+    path = store.data_dir() / "sweeps" / header().machine_id / "struck-1.jsonl"
+    deaths = {four[0].trial.trial_id: 2, four[3].trial.trial_id: 1}
+    sweep = swept(four, Struck(four, deaths, Outcome.CRASHED), path)
+    found = asked()
+    assert found.answer == sweep.best()
+    assert list(found.rounds) == sweep.rounds == sweep.all_rounds
+    assert [len(one) for one in store.read_journal(path).rounds[:4]] == [3, 3, 3, 2]
+
+
 def test_who_was_passed_over_in_the_last_rounds_is_not_compared(stored: Stored) -> None:
     """As where less device memory is free when a sweep goes on: what took more is not among the finalists then."""
-    fastest, *others = three()
+    fastest, *others = several(3)
     visits = {one.trial.trial_id: one.visits for one in (fastest, *others)}
     without = {one.trial.trial_id: one.visits for one in others}
     path = stored(results=[fastest, *others], rounds=[visits, visits, without, without, without])
