@@ -177,7 +177,7 @@ def measure_theirs(llama_bench: LlamaBench, test: RulerTest, place: Place) -> fl
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise EngineError(f"llama-bench ended with {done.returncode}: {last}.", hint=hint)
-    return statistics.median(json.loads(done.stdout)["samples_ns"])
+    return float(statistics.median(json.loads(done.stdout)["samples_ns"]))
 
 
 @contextlib.contextmanager

@@ -26,9 +26,9 @@ from record_noise import MODEL, N_STEPS, read_noise
 from offloadtune import stats
 from offloadtune.gguf import read_gguf
 from offloadtune.recommend import N_ROUNDS_A_LOOK, is_decided, recommend
+from offloadtune.recommend.looks import N_LOOKS_MOST, confidence_at
 from offloadtune.records import Goal, Outcome, Recommendation, Target, TrialResult, Verdict, Visit, Workload
 from offloadtune.search import Space, baseline_trials
-from offloadtune.stats import StoppingRule
 from offloadtune.units import format_count
 
 Floats = npt.NDArray[np.float64]
@@ -119,20 +119,19 @@ def ratio_bars(noise: Noise, n_series: int) -> Iterator[Bar]:
 
 
 def look_bars(noise: Noise, n_series: int) -> Iterator[Bar]:
-    """`decide` over all its looks: whether all intervals hold, and whether any look calls B faster."""
-    plans = [(N_ROUNDS_A_LOOK, k, StoppingRule.POCOCK) for k in (2, 3, 5)]
-    plans += [(8, 5, rule) for rule in StoppingRule]
-    for n_pairs, n_looks, rule in plans:
+    """Two settings at all looks of a sweep: whether all intervals hold, and whether the first to decide says faster."""
+    for n_looks in range(1, N_LOOKS_MOST + 1):
         covered, faster = [], []
         for _ in range(n_series):
-            pairs = [(float(a), float(b)) for a, b in noise.rounds(n_pairs * n_looks, 2)]
+            pairs = noise.rounds(N_ROUNDS_A_LOOK * n_looks, 2)
+            ends = [N_ROUNDS_A_LOOK * i for i in range(1, n_looks + 1)]
             looks = [
-                stats.decide(pairs[: n_pairs * i], n_looks, n_pairs_a_look=n_pairs, rule=rule)
-                for i in range(1, n_looks + 1)
+                stats.compare_pairs(pairs[:n, 0].tolist(), pairs[:n, 1].tolist(), 0.0, confidence_frac=confidence_at(n))
+                for n in ends
             ]
             covered.append(all(look.ratio.low <= 1 <= look.ratio.high for look in looks))
-            faster.append(next((look.verdict for look in looks if look.is_final), None) is Verdict.FASTER)
-        name = f"{n_looks} looks of {n_pairs} pairs, {rule}"
+            faster.append(next((look.verdict for look in looks if look.is_decided), None) is Verdict.FASTER)
+        name = f"{format_count(n_looks, 'look')} of {N_ROUNDS_A_LOOK} pairs"
         yield Bar(what=f"repeated intervals: {name}", found=statistics.fmean(covered), least=LEAST)
         yield Bar(what=f"false faster: {name}", found=statistics.fmean(faster), most=FALSE_FASTER)
 
@@ -168,13 +167,13 @@ def quantile_bars(noise: Noise, n_series: int) -> Iterator[Bar]:
 def sweep_bars(noise: Noise, n_series: int) -> Iterator[Bar]:
     """The whole rule of a sweep: settings that are all alike, looked at until decided, and what is then said."""
     sweep = AlikeSweep()
-    for n_looks, n_rounds in ((1, 2), (1, 3), (1, 5), (1, N_ROUNDS_A_LOOK), (3, 21), (5, 35)):
+    for n_rounds in (2, 3, 5, N_ROUNDS_A_LOOK, 10, 21, 35):
         verdicts, n_measured = [], []
         for _ in range(n_series):
-            answer, n = sweep.answer(noise.rounds(n_rounds, len(sweep.trials)), n_looks)
+            answer, n = sweep.answer(noise.rounds(n_rounds, len(sweep.trials)))
             verdicts.append([one.verdict for one in answer.versus])
             n_measured.append(n)
-        name = f"a sweep of up to {n_rounds} rounds, {n_looks} looks"
+        name = f"a sweep of up to {n_rounds} rounds"
         for verdict, most in ((Verdict.FASTER, FALSE_FASTER), (Verdict.SLOWER, None)):
             share = statistics.fmean(verdict in some for some in verdicts)
             yield Bar(what=f"false {verdict}: {name}, mean {statistics.fmean(n_measured):.1f}", found=share, most=most)
@@ -203,7 +202,7 @@ class AlikeSweep:
         tuned = self.space.trial(fit.settings.replace(n_ubatch=256), "tuned")
         self.trials = (tuned, fit, default, cpu_only)
 
-    def answer(self, turns_s: Floats, n_looks: int) -> tuple[Recommendation, int]:
+    def answer(self, turns_s: Floats) -> tuple[Recommendation, int]:
         """What is said in the end, and of how many rounds; the first visits are those of the first round."""
         rounds = [
             {trial.settings: (_visit(turn_s),) for trial, turn_s in zip(self.trials, one, strict=True)}
@@ -214,8 +213,8 @@ class AlikeSweep:
             for trial in self.trials
         ]
         ends = [*range(N_ROUNDS_A_LOOK, len(rounds), N_ROUNDS_A_LOOK), len(rounds)]
-        n = next((n for n in ends if is_decided(self.space, results, rounds[:n], n_looks=n_looks)), len(rounds))
-        answer = recommend(self.space, results, rounds[:n], n_looks=n_looks)
+        n = next((n for n in ends if is_decided(self.space, results, rounds[:n])), len(rounds))
+        answer = recommend(self.space, results, rounds[:n])
         assert answer is not None
         return answer, n
 

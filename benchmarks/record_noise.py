@@ -17,11 +17,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from offloadtune.engine import Runner, VisitPlan
+from offloadtune.engine import Runner, TrialFailedError
 from offloadtune.probe import probe_host
-from offloadtune.records import Settings, Target, Trial, TrialResult, Visit, Workload
+from offloadtune.records import Settings, Target, Trial, Visit, Workload
 from offloadtune.units import format_count
 
 NOISE = Path(__file__).parent / "data" / "visit_noise.csv"
@@ -45,21 +44,6 @@ class Timed:
     def turn_s(self, n_gen: int) -> float:
         """A turn of `n_gen` tokens at the rates of this visit."""
         return (self.ttft_ns + n_gen * self.token_ns) / 1e9
-
-
-class _StampingRunner(Runner):
-    """Knows when each visit began: the records do not say."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.stamped: list[tuple[float, Visit]] = []
-
-    def _visit(self, *args: Any, **kwargs: Any) -> Visit:
-        at_s = time.monotonic()
-        visit = super()._visit(*args, **kwargs)
-        if not visit.is_warmup:
-            self.stamped.append((at_s, visit))
-        return visit
 
 
 def read_noise(path: Path = NOISE) -> list[list[Timed]]:
@@ -88,14 +72,19 @@ def trial_of(n_threads: int) -> Trial:
 
 def record(trial: Trial, seconds: float, session: int) -> list[Timed]:
     """Visits for about so many seconds. Ends the program with a sentence where the engine does not run."""
-    plan = VisitPlan(workload=WORKLOAD, n_steps=N_STEPS, n_visits=_N_VISITS_A_STRETCH)
-    with _StampingRunner(MODEL) as runner:
+    stamped: list[tuple[float, Visit]] = []
+    work = (WORKLOAD.n_prefix_cached, WORKLOAD.n_prompt_new, N_STEPS)
+    with Runner(MODEL) as runner:
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
-            found = runner.revisit(trial, plan, timeout_s=_STRETCH_S)
-            if isinstance(found, TrialResult):
-                raise SystemExit(f"The visits ended: {found.reason}.")
-        stamped = runner.stamped
+            try:
+                with runner.opened(trial, timeout_s=_STRETCH_S) as opened:
+                    opened.visit(*work, timeout_s=_STRETCH_S, is_warmup=True)
+                    for _ in range(_N_VISITS_A_STRETCH):
+                        at_s = time.monotonic()
+                        stamped.append((at_s, opened.visit(*work, timeout_s=_STRETCH_S)))
+            except TrialFailedError as error:
+                raise SystemExit(f"The visits ended: {error.result.reason}.") from None
     start_s = stamped[0][0]
     return [
         Timed(

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from offloadtune import store
+from offloadtune import search, store
 from offloadtune.errors import StoreError
 from offloadtune.recalls import UnreadableJournal
-from offloadtune.records import Outcome, Settings, TrialResult, Visit
+from offloadtune.records import Outcome, Settings, Trial, TrialResult, Visit
 
 _ASIDE = re.compile(r"\.\d{8}T\d{6}\.jsonl\Z")
 _OF_THE_MOMENT = {Outcome.OUT_OF_MEMORY_HOST, Outcome.TIMED_OUT, Outcome.CANCELLED}
 """What ended a later visit but does not speak against settings that ran before: the rounds to come tell."""
+
+Rounds = tuple[dict[Settings, tuple[Visit, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,15 +105,63 @@ def last_results(content: store.JournalContent) -> tuple[TrialResult, ...]:
     return tuple(last.values())
 
 
-def rounds_among(
-    content: store.JournalContent, results: Sequence[TrialResult]
-) -> tuple[dict[Settings, tuple[Visit, ...]], ...]:
+def rounds_among(content: store.JournalContent, results: Sequence[TrialResult]) -> Rounds:
     """The rounds, of those settings only that are among `results`."""
     settings_of = {result.trial.trial_id: result.trial.settings for result in results}
     return tuple(
         {settings_of[trial_id]: visits for trial_id, visits in one.items() if trial_id in settings_of}
         for one in content.rounds
     )
+
+
+def side_by_side(
+    space: search.Space, results: Sequence[TrialResult], rounds: Sequence[dict[Settings, tuple[Visit, ...]]]
+) -> tuple[tuple[Trial, ...], Rounds]:
+    """Who is compared, and the rounds that count: those in which all of them stood."""
+    finalists = search.finalists(space, results)
+    return finalists, tuple(one for one in rounds if all(trial.settings in one for trial in finalists))
+
+
+def as_reported(space: search.Space, content: store.JournalContent) -> tuple[tuple[TrialResult, ...], Rounds]:
+    """The results and the rounds that the sweep itself went by when it last told its answer.
+
+    A finalist that died in a round was out of it, whatever it died of, until a later round held it again. One that the
+    last round passed over, though it ran before, was not to be had then: less device memory was free.
+    """
+    n_then = content.n_results_at[-1] if content.rounds else 0
+    last, then = _reported(content, len(content.results)), _reported(content, n_then)
+    while passed := _finalists_not_in_last_round(space, content, then):
+        for settings in passed:
+            if last[settings] is then.pop(settings):  # nothing newer is known of it
+                del last[settings]
+    results = tuple(last.values())
+    return results, side_by_side(space, results, rounds_among(content, results))[1]
+
+
+def _reported(content: store.JournalContent, n_results: int) -> dict[Settings, TrialResult]:
+    """What counted for each settings after the first `n_results`; being stopped by the user is no result of theirs."""
+    found: dict[Settings, TrialResult] = {}
+    for i, result in enumerate(content.results[:n_results]):
+        before = found.get(result.trial.settings)
+        if before is None or before.outcome is not Outcome.OK or not _is_survived(content, i):
+            found[result.trial.settings] = result
+    return found
+
+
+def _is_survived(content: store.JournalContent, i_result: int) -> bool:
+    """Whether settings that ran before are not out by this end: cancelled, or of the moment and in a round since."""
+    result = content.results[i_result]
+    rounds_since = (one for one, n in zip(content.rounds, content.n_results_at, strict=True) if n > i_result)
+    return result.outcome is Outcome.CANCELLED or (
+        result.outcome in _OF_THE_MOMENT and any(result.trial.trial_id in one for one in rounds_since)
+    )
+
+
+def _finalists_not_in_last_round(
+    space: search.Space, content: store.JournalContent, results: dict[Settings, TrialResult]
+) -> list[Settings]:
+    finalists = search.finalists(space, tuple(results.values())) if content.rounds else ()
+    return [trial.settings for trial in finalists if trial.trial_id not in content.rounds[-1]]
 
 
 def _paths() -> Iterator[Path]:

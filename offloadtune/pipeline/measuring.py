@@ -19,13 +19,14 @@ from offloadtune.errors import StoreError
 from offloadtune.pipeline.checking import check_memory
 from offloadtune.pipeline.devices import DeviceMemory
 from offloadtune.pipeline.interrupts import deaf
+from offloadtune.pipeline.journals import side_by_side
 from offloadtune.pipeline.probing import standing_now
 from offloadtune.pipeline.rebuilding import rebuild_words
 from offloadtune.pipeline.resuming import earlier_header, open_journal
 from offloadtune.pipeline.spaces import SelfTestMemory, space_of, wanted_n_ctx
 from offloadtune.pipeline.undisturbed import Undisturbed
 from offloadtune.probe import probe_host
-from offloadtune.recommend import N_ROUNDS_A_LOOK, N_ROUNDS_LEAST, is_decided, plan_looks, recommend
+from offloadtune.recommend import N_ROUNDS_LEAST, are_used_up, is_decided, recommend
 from offloadtune.records import (
     GgufFacts,
     Machine,
@@ -73,7 +74,7 @@ class Measuring:
         if opened.kept != self.space.kept:
             self.journal.append_kept(self.space.kept)
         self.results, self.rounds = list(opened.results), list(opened.rounds)
-        self.n_looks = opened.n_looks
+        self.all_rounds = list(opened.rounds)  # those that do not count may again, once who was not in them is out
         self.n_resumed = len(self.results)
         self.measured_at = opened.began_at
 
@@ -120,16 +121,14 @@ class Measuring:
             result = dataclasses.replace(result, device_predicted_bytes=predicted)
             self.device_memory.learn(result)
             self._keep(result)
+            self._heed_interrupt()
             if self._tell_if_gone(result):
                 return
 
     def _compare(self) -> None:
         """Rounds over the finalists until a look decides what is to be said, or the looks or the budget end."""
-        finalists = search.finalists(self.space, self.results)
+        finalists = self._finalists()
         round_s = self._round_s(finalists)
-        self._drop_rounds_without(finalists)
-        if len(finalists) > 1 and not self._is_decided():
-            self._plan_looks(round_s)
         while len(finalists) > 1 and self._wants_rounds() and self._remaining_s() > round_s:
             start_s = time.monotonic()
             order = _shuffled(finalists, seed=len(self.rounds))
@@ -137,10 +136,10 @@ class Measuring:
             if one is None and self.is_gone:
                 return
             if one is None:
-                finalists = search.finalists(self.space, self.results)
-                self._drop_rounds_without(finalists)
+                finalists = self._finalists()
                 continue
             self.rounds.append(one)
+            self.all_rounds.append(one)
             self.journal.append_round([(trial.trial_id, one[trial.settings]) for trial in order])
             round_s = time.monotonic() - start_s
             self.listen(
@@ -152,19 +151,8 @@ class Measuring:
                 )
             )
 
-    def _is_decided(self) -> bool:
-        return is_decided(self.space, self.results, self.rounds, n_looks=self.n_looks)
-
     def _wants_rounds(self) -> bool:
-        return len(self.rounds) < self.n_looks * N_ROUNDS_A_LOOK and not self._is_decided()
-
-    def _plan_looks(self, round_s: float) -> None:
-        """Fix how often the rounds will be judged, by the time there is; an earlier run may have had more of it."""
-        n_rounds = len(self.rounds) + int(self._remaining_s() / max(round_s, 1e-9))
-        n_looks = plan_looks(n_rounds)
-        if n_looks > self.n_looks or not self.rounds:
-            self.n_looks = n_looks
-            self.journal.append_looks(n_looks)
+        return not are_used_up(len(self.rounds)) and not is_decided(self.space, self.results, self.rounds)
 
     def _round(self, order: Sequence[Trial]) -> dict[Settings, tuple[Visit, ...]] | None:
         """Visits of every finalist once; None when one failed, which from now on counts as its result."""
@@ -179,11 +167,19 @@ class Measuring:
                     self._keep(visits)
                 return None
             one[trial.settings] = visits
+            self._heed_interrupt()
         return one
 
-    def _drop_rounds_without(self, finalists: Sequence[Trial]) -> None:
-        """Rounds count only where all who are compared stood in them; an earlier run may have compared others."""
-        self.rounds = [one for one in self.rounds if all(trial.settings in one for trial in finalists)]
+    def _heed_interrupt(self) -> None:
+        """Stop here where the user did while something was measured again; that must not lose what came before."""
+        if self.undisturbed.is_interrupted:
+            raise KeyboardInterrupt
+
+    def _finalists(self) -> tuple[Trial, ...]:
+        """Who is compared from now on, by the rounds that held them all."""
+        finalists, rounds = side_by_side(self.space, self.results, self.all_rounds)
+        self.rounds = list(rounds)
+        return finalists
 
     def _tell_if_gone(self, result: TrialResult) -> bool:
         """Whether a device stayed away for good; then what was measured before stands, and no more is."""
@@ -251,7 +247,7 @@ class Measuring:
 
     def best(self) -> Recommendation | None:
         """The answer if the sweep stopped now; None before any trial ran to its end."""
-        return recommend(self.space, self.results, self.rounds, n_looks=self.n_looks)
+        return recommend(self.space, self.results, self.rounds)
 
     def elapsed_s(self) -> float:
         return time.monotonic() - self.start_s

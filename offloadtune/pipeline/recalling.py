@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from offloadtune import search, store
 from offloadtune.engine import installed_build_id
 from offloadtune.gguf import read_gguf
-from offloadtune.pipeline.journals import StoredSweep, last_results, read_all, rounds_among
+from offloadtune.pipeline.journals import StoredSweep, as_reported, read_all
 from offloadtune.pipeline.likeness import Here
 from offloadtune.pipeline.missing import is_answered_by, not_measured
 from offloadtune.pipeline.spaces import space_of
@@ -103,12 +103,9 @@ def _asked_the_same(one: Recalled, other: Recalled) -> bool:
 
 def _answer(question: Question, facts: GgufFacts, stored: StoredSweep) -> Recalled | None:
     """What the sweep says to the question, None where nothing ran to its end."""
-    header, results = stored.header, last_results(stored.content)
-    its_own = space_of(facts, header, stored.content.kept)
-    compared = [trial.settings for trial in search.finalists(its_own, results)]
-    rounds: tuple[Round, ...] = tuple(
-        one for one in rounds_among(stored.content, results) if all(settings in one for settings in compared)
-    )
+    header, its_own = stored.header, space_of(facts, stored.header, stored.content.kept)
+    results, compared = as_reported(its_own, stored.content)
+    rounds: tuple[Round, ...] = compared
     space = dataclasses.replace(
         its_own, goal=question.goal or header.goal, workload=question.workload or header.workload
     )
@@ -119,7 +116,7 @@ def _answer(question: Question, facts: GgufFacts, stored: StoredSweep) -> Recall
     )
     if best_once and rounds and best_once.trial.settings.n_ctx > max(settings.n_ctx for settings in rounds[0]):
         rounds = ()  # only the goal `context` allows it: more context was reached than was compared
-    answer = recommend(space, results, rounds, n_looks=stored.content.n_looks)
+    answer = recommend(space, results, rounds)
     if answer is None or best_once is None:
         return None
     notes = list(_notes(stored, space))

@@ -28,7 +28,6 @@ class Opened:
     results: tuple[TrialResult, ...] = ()
     rounds: tuple[dict[Settings, tuple[Visit, ...]], ...] = ()
     kept: dict[str, Any] | None = None
-    n_looks: int = 1
 
 
 def earlier_header(header: store.SweepHeader) -> store.SweepHeader | None:
@@ -60,14 +59,7 @@ def open_journal(header: store.SweepHeader, *, is_fresh: bool, listen: Listener)
         listen(Said(text=f"Going on from {kept} of the same sweep, begun {since}; --fresh measures anew."))
     began_at = content.header.started_at
     journal = store.Journal(path, None)
-    return Opened(
-        journal=journal,
-        began_at=began_at,
-        results=results,
-        rounds=rounds,
-        kept=content.kept,
-        n_looks=content.n_looks,
-    )
+    return Opened(journal=journal, began_at=began_at, results=results, rounds=rounds, kept=content.kept)
 
 
 def _path(header: store.SweepHeader) -> Path:

@@ -8,16 +8,16 @@ reasons    why, in sentences
 
 from offloadtune.recommend.answer import is_decided, n_changes, recommend
 from offloadtune.recommend.evidence import Round, counted_visits, figures
-from offloadtune.recommend.looks import N_ROUNDS_A_LOOK, N_ROUNDS_LEAST, plan_looks
+from offloadtune.recommend.looks import N_ROUNDS_A_LOOK, N_ROUNDS_LEAST, are_used_up
 
 __all__ = [
     "N_ROUNDS_A_LOOK",
     "N_ROUNDS_LEAST",
     "Round",
+    "are_used_up",
     "counted_visits",
     "figures",
     "is_decided",
     "n_changes",
-    "plan_looks",
     "recommend",
 ]

@@ -23,14 +23,9 @@ class _Choice:
     entrants: list[Settings]
 
 
-def recommend(
-    space: Space, results: Sequence[TrialResult], rounds: Sequence[Round], *, n_looks: int = 1
-) -> Recommendation | None:
-    """The answer so far, or None when no feasible trial has been measured. `rounds` may be empty.
-
-    `n_looks` were planned at the rounds before the first of them (see `plan_looks`).
-    """
-    case = Case(space=space, results=results, rounds=rounds, n_looks=n_looks)
+def recommend(space: Space, results: Sequence[TrialResult], rounds: Sequence[Round]) -> Recommendation | None:
+    """The answer so far, or None when no feasible trial has been measured. `rounds` may be empty."""
+    case = Case(space=space, results=results, rounds=rounds)
     choice = _choose(case)
     if choice is None:  # nothing ran, or all that were compared have failed since
         return recommend(space, results, ()) if rounds else None
@@ -51,14 +46,15 @@ def recommend(
     )
 
 
-def is_decided(space: Space, results: Sequence[TrialResult], rounds: Sequence[Round], *, n_looks: int) -> bool:
+def is_decided(space: Space, results: Sequence[TrialResult], rounds: Sequence[Round]) -> bool:
     """Whether a look is due after these rounds and decides all that is said of the best.
 
-    That is the comparison with each baseline and with the fastest, and of the two fastest with each other.
+    That is the comparison with each baseline and with the fastest, and of the two fastest with each other. Disturbed
+    rounds that were left out do not make a look.
     """
     if not rounds or len(rounds) % N_ROUNDS_A_LOOK:
         return False
-    case = Case(space=space, results=results, rounds=rounds, n_looks=n_looks)
+    case = Case(space=space, results=results, rounds=rounds)
     choice = _choose(case)
     if choice is None:
         return False
@@ -66,7 +62,8 @@ def is_decided(space: Space, results: Sequence[TrialResult], rounds: Sequence[Ro
     pairs = {(settings, choice.chosen) for settings in _compared(case, choice.chosen).values()}
     pairs |= {(choice.chosen, best)}
     pairs |= {(second, best) for second in others[:1] if case.rank(second)[0] == case.rank(best)[0]}
-    return all(case.pairs(other, ours).is_decided for other, ours in pairs if other != ours)
+    found = [case.pairs(other, ours) for other, ours in pairs if other != ours]
+    return all(one.is_decided and one.ratio.n_samples >= N_ROUNDS_A_LOOK for one in found)
 
 
 def n_changes(settings: Settings, defaults: Settings) -> int:

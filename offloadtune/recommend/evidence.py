@@ -43,21 +43,17 @@ def counted_visits(result: TrialResult, rounds: Sequence[Round]) -> tuple[Visit,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """The whole evidence of one sweep, and what is computed of it again and again.
-
-    `n_looks` were planned at the rounds.
-    """
+    """The whole evidence of one sweep, and what is computed of it again and again."""
 
     space: Space
     results: Sequence[TrialResult]
     rounds: Sequence[Round]
-    n_looks: int
 
     @property
     def noise_frac(self) -> float:
         """Noise of this sweep: how much the same settings differ from one round to the next."""
         everywhere = [settings for settings in (self.rounds or [{}])[0] if self.is_in_rounds(settings)]
-        return stats.session_noise_frac([self.round_costs(settings) for settings in everywhere])
+        return stats.session_noise_frac([self.round_costs(settings)[0] for settings in everywhere])
 
     @property
     def feasible(self) -> dict[Settings, TrialResult]:
@@ -67,12 +63,15 @@ class Case:
         """Whether every round holds `settings`: a finalist that fails later is in the first ones only."""
         return all(settings in one for one in self.rounds)
 
-    def round_costs(self, settings: Settings) -> list[float]:
+    def round_costs(self, *compared: Settings) -> tuple[list[float], ...]:
+        """Costs of each of `compared` in the rounds they share; rounds that disturbed one of them only if need be."""
+        clean = [one for one in self.rounds if all(any(v.counts for v in one[settings]) for settings in compared)]
+        rounds = clean if len(clean) >= N_ROUNDS_LEAST else self.rounds
+        return tuple([self._cost(one[settings]) for one in rounds] for settings in compared)
+
+    def _cost(self, visits: Sequence[Visit]) -> float:
         goal, workload = self.space.goal, self.space.workload
-        return [
-            statistics.median(visit_cost(visit, goal, workload) for visit in measured(one[settings]))
-            for one in self.rounds
-        ]
+        return statistics.median(visit_cost(visit, goal, workload) for visit in measured(visits))
 
     def figures(self, result: TrialResult) -> Figures:
         return figures(counted_visits(result, self.rounds), self.space.workload)
@@ -82,14 +81,12 @@ class Case:
 
     def rank(self, settings: Settings) -> tuple[float, float]:
         first, cost = result_cost(self.feasible[settings], self.space.goal, self.space.workload)
-        return first, statistics.median(self.round_costs(settings)) if self.rounds else cost
+        return first, statistics.median(self.round_costs(settings)[0]) if self.rounds else cost
 
     def pairs(self, other: Settings, chosen: Settings) -> stats.PairedComparison:
-        """`chosen` against `other` by the rounds, at the confidence that this look has."""
-        confidence_frac = confidence_at(len(self.rounds), self.n_looks)
-        return stats.compare_pairs(
-            self.round_costs(other), self.round_costs(chosen), self.noise_frac, confidence_frac=confidence_frac
-        )
+        """`chosen` against `other` by the rounds, at the confidence that so many have."""
+        theirs, ours = self.round_costs(other, chosen)
+        return stats.compare_pairs(theirs, ours, self.noise_frac, confidence_frac=confidence_at(len(ours)))
 
     def compare(self, name: str, other: Settings, chosen: Settings) -> Comparison:
         """`other` against `chosen`; the same settings need no measuring to be the same."""

@@ -3,7 +3,6 @@
 quantiles    medians, P50 and P95 with intervals, outliers flagged
 drift        whether a session goes up or down, per hour
 pairs        B against A from interleaved pairs: ratio, verdict, what n pairs can show, A/A noise
-sequential   looks while the pairs come in, at a kept error
 """
 
 from offloadtune.stats.drift import Drift, estimate_drift
@@ -26,22 +25,17 @@ from offloadtune.stats.quantiles import (
     outlier_flags,
     quantile,
 )
-from offloadtune.stats.sequential import Decision, StoppingRule, decide, look_confidence_frac
 
 __all__ = [
-    "Decision",
     "Drift",
     "PairedComparison",
     "QuantileEstimate",
-    "StoppingRule",
     "aa_noise",
     "compare_pairs",
-    "decide",
     "estimate_drift",
     "estimate_median",
     "estimate_quantile",
     "inverse",
-    "look_confidence_frac",
     "minimum_detectable_frac",
     "modified_z_scores",
     "outlier_flags",

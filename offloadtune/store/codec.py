@@ -1,7 +1,7 @@
 """Records to JSON values and back, checked at this edge and nowhere else.
 
 FORMAT history:
-    1  first: lines of kind header, trial, round, kept, looks, end; readers pass over kinds they do not know.
+    1  first: lines of kind header, trial, round, kept, end; readers pass over kinds they do not know.
 A newer FORMAT than ours is refused; an older one will be migrated step by step.
 """
 

@@ -76,8 +76,8 @@ class JournalContent:
     """A journal read back. `rounds` maps trial_id to visits, one mapping a round.
 
     `is_ended` tells whether its last line is that of an end: a sweep that was killed has none. `kept` are the knobs
-    its engine build needed to live, None where that was not written down. `n_looks` were planned at the rounds, one
-    where that was not written down.
+    its engine build needed to live, None where that was not written down. `n_results_at` tells for each of the rounds
+    how many of the results were written before it.
     """
 
     header: SweepHeader
@@ -86,7 +86,7 @@ class JournalContent:
     recommendation: Recommendation | None
     is_ended: bool = False
     kept: dict[str, Any] | None = None
-    n_looks: int = 1
+    n_results_at: tuple[int, ...] = ()
 
 
 class Journal:
@@ -116,9 +116,6 @@ class Journal:
     def append_kept(self, knobs: Mapping[str, Any]) -> None:
         self._append("kept", dict(knobs))
 
-    def append_looks(self, n_looks: int) -> None:
-        self._append("looks", n_looks)
-
     def append_end(self, recommendation: Recommendation | None) -> None:
         self._append("end", None if recommendation is None else to_json(recommendation))
 
@@ -142,7 +139,10 @@ def read_journal(path: Path) -> JournalContent:
     lines = _lines(path)
     header = _header(path, lines[0] if lines else {})
     read: dict[str, list[Any]] = {kind: [] for kind in _READERS}
+    n_results_at = []
     for i, line in enumerate(lines):
+        if line["kind"] == "round":
+            n_results_at.append(len(read["trial"]))
         if line["kind"] in read:
             try:
                 read[line["kind"]].append(_READERS[line["kind"]](line["value"]))
@@ -155,7 +155,7 @@ def read_journal(path: Path) -> JournalContent:
         recommendation=next((answer for answer in reversed(read["end"]) if answer), None),
         is_ended=lines[-1]["kind"] == "end",
         kept=read["kept"][-1] if read["kept"] else None,
-        n_looks=read["looks"][-1] if read["looks"] else 1,
+        n_results_at=tuple(n_results_at),
     )
 
 
@@ -260,18 +260,7 @@ def _end(value: Any) -> Recommendation | None:
     return answer
 
 
-def _looks(value: Any) -> int:
-    soundness.check_looks(value)
-    return int(value)
-
-
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "trial": _trial,
-    "round": _round,
-    "kept": _kept,
-    "looks": _looks,
-    "end": _end,
-}
+_READERS: dict[str, Callable[[Any], Any]] = {"trial": _trial, "round": _round, "kept": _kept, "end": _end}
 """Kind of a line -> what reads its value. Raises ValueError, TypeError, AttributeError for what is no such value."""
 
 

@@ -29,8 +29,6 @@ WORDS = {
     "type_v": _CACHE_TYPES,
 }
 """The settings that are words, and all words that front ends and the engine know for them."""
-_N_LOOKS_MOST = 10
-"""For more no level is known."""
 
 
 def check_header(header: SweepHeader) -> None:
@@ -86,10 +84,6 @@ def check_round(visits: Mapping[str, Iterable[Visit]]) -> None:
     for some in visits.values():
         _require(any(not visit.is_warmup for visit in some), "a round without a visit that counts")
         _check_visits(some)
-
-
-def check_looks(n_looks: Any) -> None:
-    _require(type(n_looks) is int and 1 <= n_looks <= _N_LOOKS_MOST, "looks of an impossible number")
 
 
 def check_answer(answer: Recommendation) -> None:

@@ -1,10 +1,10 @@
-"""The rounds of a sweep: in which order, how many, and what is written down of their looks."""
+"""The rounds of a sweep: in which order, how many, and what recall makes of them."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,17 +32,17 @@ def compared(turn_s: Callable[[Settings], float], n_affordable: int, **earlier: 
     sweep: Any = object.__new__(Measuring)
     sweep.space = SPACE
     sweep.results = [ok_result(trial, (turn_visit(1.0),), peak_bytes=0) for trial in (FIT, DEFAULT)]
-    sweep.rounds, sweep.n_looks, sweep.plan, sweep.is_gone = [], 1, None, False
+    sweep.all_rounds, sweep.plan, sweep.is_gone = [], None, False
     sweep.start_s = time.monotonic()
-    sweep.told, sweep.looks = [], []
+    sweep.told = []
     sweep.listen = sweep.told.append
 
     def revisit(trial: Trial, _plan: object, *, timeout_s: float) -> tuple[Visit, ...]:
         assert timeout_s > 0
         return (turn_visit(turn_s(trial.settings)),)
 
-    sweep.undisturbed = SimpleNamespace(revisit=revisit)
-    sweep.journal = SimpleNamespace(append_round=lambda _visits: None, append_looks=sweep.looks.append)
+    sweep.undisturbed = SimpleNamespace(revisit=revisit, is_interrupted=False)
+    sweep.journal = SimpleNamespace(append_round=lambda _visits: None)
     sweep.request = SimpleNamespace(budget_s=(n_affordable + 0.5) * sweep._round_s((FIT, DEFAULT)))
     for name, value in earlier.items():
         setattr(sweep, name, value)
@@ -50,45 +50,39 @@ def compared(turn_s: Callable[[Settings], float], n_affordable: int, **earlier: 
     return sweep
 
 
-def clearly(settings: Settings) -> float:
+def clearly() -> Callable[[Settings], float]:
     """The defaults take twice as long, but for a few percent."""
-    return next(JITTER) * (2.0 if settings == DEFAULT.settings else 1.0)
+    jitter = itertools.cycle([1.0, 1.03, 0.98, 1.01, 0.99])
+    return lambda settings: next(jitter) * (2.0 if settings == DEFAULT.settings else 1.0)
 
 
-def hardly(settings: Settings) -> float:
-    """The defaults take a fifth longer, and visits differ by as much."""
-    return next(SWINGS) * (1.2 if settings == DEFAULT.settings else 1.0)
+def evenly() -> Callable[[Settings], float]:
+    """The defaults take as long, and visits differ by a quarter."""
+    swings = iter(np.exp(np.random.default_rng(3).normal(0, 0.25, 1000)).tolist())
+    return lambda _settings: float(next(swings))
 
 
-JITTER = itertools.cycle([1.0, 1.03, 0.98, 1.01, 0.99])
-SWINGS: Iterator[float] = iter(np.exp(np.random.default_rng(3).normal(0, 0.25, 1000)).tolist())
+def test_rounds_end_at_the_first_look_that_decides() -> None:
+    sweep = compared(clearly(), n_affordable=300)
+    assert len(sweep.rounds) == len(sweep.told) == 7
 
 
-def test_rounds_end_at_the_first_look_that_decides_and_the_looks_are_written_down_before() -> None:
-    sweep = compared(clearly, n_affordable=300)
-    assert (len(sweep.rounds), sweep.looks) == (7, [5])
-    assert len(sweep.told) == 7
+def test_what_stays_open_takes_all_looks() -> None:
+    assert len(compared(evenly(), n_affordable=300).rounds) == 35
 
 
-def test_what_stays_open_takes_all_looks_that_were_planned() -> None:
-    sweep = compared(hardly, n_affordable=20)
-    assert (len(sweep.rounds), sweep.looks) == (14, [2])
-    assert len(compared(hardly, n_affordable=7).rounds) == 7
-
-
-def test_what_is_decided_is_not_measured_again_and_what_is_open_goes_on_with_more_time() -> None:
-    done = compared(clearly, n_affordable=7)
-    assert (len(done.rounds), done.n_looks) == (7, 1)
-    again = compared(clearly, n_affordable=300, rounds=list(done.rounds), n_looks=1)
-    assert (len(again.rounds), again.looks) == (7, [])
-    still_open = compared(hardly, n_affordable=7)
-    longer = compared(hardly, n_affordable=300, rounds=list(still_open.rounds), n_looks=1)
+def test_what_is_decided_is_not_measured_again_and_what_is_open_goes_on_up_to_the_last_look() -> None:
+    done = compared(clearly(), n_affordable=300)
+    again = compared(clearly(), n_affordable=300, all_rounds=list(done.rounds))
+    assert again.rounds == done.rounds
+    whole = compared(evenly(), n_affordable=300)
+    longer = compared(evenly(), n_affordable=300, all_rounds=whole.rounds[:7])
     assert len(longer.rounds) > 7
-    assert longer.looks == [5]
+    assert compared(evenly(), n_affordable=300, all_rounds=list(whole.rounds)).told == []
 
 
 def test_no_time_no_round() -> None:
-    sweep = compared(clearly, n_affordable=0)
+    sweep = compared(clearly(), n_affordable=0)
     assert (sweep.rounds, sweep.told) == ([], [])
 
 

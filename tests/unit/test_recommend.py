@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import MIB, WORKLOAD, SyntheticEngine, carry_out, made_up_facts, made_up_space, ok_result, visit
 
-from offloadtune.recommend import Round, counted_visits, figures, is_decided, n_changes, plan_looks, recommend
+from offloadtune.recommend import Round, are_used_up, counted_visits, figures, is_decided, n_changes, recommend
+from offloadtune.recommend.looks import N_LOOKS_MOST, confidence_at
 from offloadtune.records import (
     Goal,
     Outcome,
@@ -276,50 +280,78 @@ def restless(costs: Mapping[Settings, float], n_rounds: int) -> list[Round]:
     )
 
 
-@pytest.mark.parametrize(("n_rounds", "n_looks"), [(0, 1), (6, 1), (13, 1), (14, 2), (34, 4), (35, 5), (9000, 5)])
-def test_looks_are_planned_for_the_rounds_there_is_time_for(n_rounds: int, n_looks: int) -> None:
-    assert plan_looks(n_rounds) == n_looks
+def test_all_looks_together_err_in_5_percent() -> None:
+    """The level of a look against a random walk: any look beyond it, over 200 000 walks."""
+    critical = statistics.NormalDist().inv_cdf((1 + confidence_at(7)) / 2)
+    walks = np.random.default_rng(1).normal(size=(200_000, N_LOOKS_MOST)).cumsum(axis=1)
+    beyond = (np.abs(walks) / np.sqrt(np.arange(1, N_LOOKS_MOST + 1)) > critical).any(axis=1)
+    assert beyond.mean() == pytest.approx(0.05, abs=0.002)
 
 
-def test_the_more_looks_were_planned_the_wider_the_interval_of_each() -> None:
-    costs = {FULL: 1.0, DEFAULT: 2.0}
-    results, rounds = [ran(s, c) for s, c in costs.items()], restless(costs, 14)
-
-    def width(n_rounds: int, n_looks: int) -> float:
-        found = recommend(SPACE, results, rounds[:n_rounds], n_looks=n_looks)
-        assert found is not None
-        ratio = found.versus[0].ratio
-        return ratio.high / ratio.low
-
-    assert width(14, 1) < width(14, 5)
-    assert width(6, 1) == width(6, 5)  # a sweep that ends before its first look is judged once
+def test_the_level_depends_on_the_rounds_alone() -> None:
+    assert {confidence_at(n) for n in range(1, 7)} == {0.95}  # before the first look: judged once
+    assert len({confidence_at(n) for n in range(7, 36)}) == 1
+    assert [n for n in range(40) if are_used_up(n)] == [35, 36, 37, 38, 39]
 
 
 def test_rounds_end_at_the_first_look_that_decides() -> None:
     costs = {FULL: 1.0, DEFAULT: 2.0, CPU_ONLY: 3.0}
     results, rounds = [ran(s, c) for s, c in costs.items()], steady(costs, 35)
-    decided = [n for n in range(36) if is_decided(SPACE, results, rounds[:n], n_looks=5)]
+    decided = [n for n in range(36) if is_decided(SPACE, results, rounds[:n])]
     assert decided == [7, 14, 21, 28, 35]
 
 
 def test_rounds_that_leave_the_verdict_open_decide_nothing() -> None:
     costs = {FULL: 1.0, DEFAULT: 1.3}
     results, rounds = [ran(s, c) for s, c in costs.items()], restless(costs, 14)
-    assert not any(is_decided(SPACE, results, rounds[:n], n_looks=2) for n in range(15))
+    assert not any(is_decided(SPACE, results, rounds[:n]) for n in range(15))
 
 
 def test_the_two_best_are_to_be_told_apart_too() -> None:
     tuned = FULL.replace(n_ubatch=256)
     costs = {FULL: 1.0, tuned: 1.3, DEFAULT: 90.0, CPU_ONLY: 80.0}
     results, rounds = [ran(s, c) for s, c in costs.items()], restless(costs, 7)
-    assert not is_decided(SPACE, results, rounds, n_looks=5)
+    assert not is_decided(SPACE, results, rounds)
     without = [{settings: one[settings] for settings in (FULL, DEFAULT, CPU_ONLY)} for one in rounds]
-    assert is_decided(SPACE, results, without, n_looks=5)
+    assert is_decided(SPACE, results, without)
 
 
 def test_when_all_that_were_compared_failed_nothing_is_decided() -> None:
     rounds = steady({FULL: 1.0, DEFAULT: 2.0}, 7)
-    assert not is_decided(SPACE, [failed(FULL), failed(DEFAULT), ran(CPU_ONLY, 3.0)], rounds, n_looks=5)
+    assert not is_decided(SPACE, [failed(FULL), failed(DEFAULT), ran(CPU_ONLY, 3.0)], rounds)
+
+
+# --- disturbed rounds ----------------------------------------------------------------------------------------------
+
+
+def disturbed(rounds: Sequence[Round], settings: Settings, i_rounds: Collection[int], slower: float) -> list[Round]:
+    """`rounds`, in some of which something else ran beside `settings`."""
+
+    def worse(visits: tuple[Visit, ...]) -> tuple[Visit, ...]:
+        cost = slower * visits[0].turn_s(WORKLOAD.n_gen)
+        return (dataclasses.replace(turn_visit(cost), disturbed_by=("Another program ran.",)),)
+
+    return [{**one, settings: worse(one[settings])} if i in i_rounds else one for i, one in enumerate(rounds)]
+
+
+@pytest.mark.parametrize("n_disturbed", [4, 11])
+def test_disturbed_rounds_do_not_count_where_enough_others_do(n_disturbed: int) -> None:
+    costs = {FULL: 1.0, DEFAULT: 1.5}
+    results = [ran(s, c) for s, c in costs.items()]
+    rounds = disturbed(restless(costs, 14), FULL, range(n_disturbed), slower=9.0)
+    assert answer(SPACE, results, rounds).versus == answer(SPACE, results, rounds[n_disturbed:]).versus
+
+
+def test_where_hardly_any_round_was_undisturbed_all_count() -> None:
+    costs = {FULL: 1.0, DEFAULT: 9.0}
+    results, rounds = [ran(s, c) for s, c in costs.items()], steady(costs, 7)
+    assert answer(SPACE, results, disturbed(rounds, FULL, range(5), slower=1.0)).versus[0].ratio.n_samples == 7
+
+
+def test_a_look_is_due_after_as_many_undisturbed_rounds() -> None:
+    costs = {FULL: 1.0, DEFAULT: 2.0}
+    results, rounds = [ran(s, c) for s, c in costs.items()], disturbed(steady(costs, 14), FULL, [3], slower=1.0)
+    assert [n for n in range(15) if is_decided(SPACE, results, rounds[:n])] == [14]
 
 
 # --- what is said --------------------------------------------------------------------------------------------------
@@ -372,7 +404,7 @@ def test_what_35_rounds_would_not_show_is_said_to_be_that() -> None:
 
 
 def test_what_is_shown_to_lie_inside_the_noise_is_the_same() -> None:
-    costs = {DEFAULT: 1.0, CPU_ONLY: 1.001}
+    costs = {DEFAULT: 1.0, CPU_ONLY: 1.0}
     said = reasons_of(SPACE, [ran(s, c) for s, c in costs.items()], steady(costs, 28))
     assert re.search(r"^Same as the CPU alone within the noise \(95 % interval .*, 28 rounds\)\.$", said, re.MULTILINE)
 
