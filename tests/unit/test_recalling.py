@@ -154,6 +154,8 @@ def test_a_finalist_that_failed_later_is_not_recommended(stored: Stored) -> None
 class Struck:
     """Visits of a sweep that take as long as the first of their trial, until so many of some ids were made."""
 
+    is_interrupted = False
+
     def __init__(self, results: list[TrialResult], n_until: dict[str, int], outcome: Outcome) -> None:
         self.first = {one.trial.trial_id: one.visits for one in results}
         self.n_until, self.outcome = n_until, outcome
