@@ -20,7 +20,9 @@ from command_line import InProcess
 
 from offloadtune.recommend import looks
 
-hypothesis.settings.register_profile("any machine", deadline=None)  # no test asserts a time
+hypothesis.settings.register_profile(  # no test asserts a time
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("any machine")
 
 ROOT = Path(__file__).parent.parent
