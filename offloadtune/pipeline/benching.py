@@ -23,6 +23,7 @@ from offloadtune.benches import (
     Measure,
     MeasureVisited,
 )
+from offloadtune.conditions import Disturbance
 from offloadtune.engine import WORKER_COMMAND, AnchorProcess, OpenedTrial, TrialFailedError
 from offloadtune.errors import (
     BudgetError,
@@ -42,7 +43,7 @@ from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.loading import time_loads
 from offloadtune.pipeline.probing import standing_now
 from offloadtune.pipeline.rebuilding import rebuild_line
-from offloadtune.pipeline.sweeping import llama_arguments
+from offloadtune.pipeline.sweeping import llama_arguments, unbreakable
 from offloadtune.pipeline.trending import keep_run
 from offloadtune.pipeline.warming import Warmth
 from offloadtune.pipeline.watching import Watch, cards_of
@@ -64,6 +65,7 @@ def bench_file(request: BenchRequest, listen: BenchListener) -> BenchReport:
     Raises GgufError, UsageError, EngineMissingError, EngineError, BusyError, BudgetError, NothingWorksError,
     StoreError, and InterruptedSweepError when the user stopped before anything was measured.
     """
+    listen = unbreakable(listen)
     facts = read_gguf(request.path)
     check_bench(request, facts)
     chosen = choose(request, facts, listen)
@@ -138,14 +140,10 @@ class Benching:
 
         Raises OffloadTuneError where nothing could be measured because the settings do not run.
         """
-        self._tell(f"Measuring with {self.chosen.settings_from}.")
-        if self.chosen.machine_id not in {None, self.machine.machine_id}:
-            self._tell(f"That was made on another machine, {self.chosen.machine_id}.")
         cards = cards_of(self.machine, self.chosen.trial.settings)
-        for one in standing_now(self.chosen.endpoints, cards):
-            self._tell(one.words)
         n_threads = self.machine.host.cpu.n_physical_cores or self.machine.host.cpu.n_logical_cores
         try:
+            self._tell_first(standing_now(self.chosen.endpoints, cards))
             with AnchorProcess(n_threads) as anchor:
                 self.anchor, self.watch = anchor, Watch(self._pids, cards=lambda: cards)
                 self._measure()
@@ -188,6 +186,13 @@ class Benching:
             is_interrupted=self.is_interrupted,
             ended_by=self.ended_by,
         )
+
+    def _tell_first(self, standing: Sequence[Disturbance]) -> None:
+        self._tell(f"Measuring with {self.chosen.settings_from}.")
+        if self.chosen.machine_id not in {None, self.machine.machine_id}:
+            self._tell(f"That was made on another machine, {self.chosen.machine_id}.")
+        for one in standing:
+            self._tell(one.words)
 
     def _measure(self) -> None:
         trial, timeout_s = self.chosen.trial, max(_LOAD_S, self._deadline_s())

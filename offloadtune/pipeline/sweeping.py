@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from offloadtune import export, store
 from offloadtune.engine import WORKER_COMMAND
@@ -16,7 +17,9 @@ from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.measuring import Measuring
 from offloadtune.pipeline.rebuilding import missing_backend, rebuild_line
 from offloadtune.records import GgufFacts, Target, Trial
-from offloadtune.sweeps import Event, Listener, Said, SweepReport, SweepRequest
+from offloadtune.sweeps import Listener, Said, SweepReport, SweepRequest
+
+OneEvent = TypeVar("OneEvent")
 
 
 def sweep(request: SweepRequest, listen: Listener) -> SweepReport:
@@ -25,17 +28,17 @@ def sweep(request: SweepRequest, listen: Listener) -> SweepReport:
     Raises GgufError, EngineMissingError, EngineError, BusyError, BudgetError, NothingWorksError, StoreError,
     ExportError, and InterruptedSweepError when the user stopped before anything was measured.
     """
-    listen = _unbreakable(listen)
+    listen = unbreakable(listen)
     facts = read_gguf(request.path)
     check(request, facts)
     with store.measuring_alone(store.data_dir(), facts.path.name):
         return _measure_and_answer(request, facts, listen)
 
 
-def _unbreakable(listen: Listener) -> Listener:
-    """`listen` whose display may vanish (a closed terminal, a broken pipe) without ending the sweep."""
+def unbreakable(listen: Callable[[OneEvent], None]) -> Callable[[OneEvent], None]:
+    """`listen` whose display may vanish (a closed terminal, a broken pipe) without ending what is measured."""
 
-    def heard_or_not(event: Event) -> None:
+    def heard_or_not(event: OneEvent) -> None:
         with contextlib.suppress(OSError):
             listen(event)
 
