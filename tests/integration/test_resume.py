@@ -208,7 +208,7 @@ class Question:
 
     def ask(self) -> subprocess.Popen[str]:
         workload = f"0/{self.n_prompt_new}/8/1"
-        options = ("--budget", "30s", "--workload", workload, "--goal", "ttft", "--rpc", self.endpoint, "--json")
+        options = ("--budget", "45s", "--workload", workload, "--goal", "ttft", "--rpc", self.endpoint, "--json")
         return subprocess.Popen(
             [
                 sys.executable,
