@@ -1,7 +1,7 @@
 """offloadtune's ruler against llama-bench itself: the same test, on the same libraries, in pairs by turns.
 
 Each unit is a fresh process of one tool that loads the file, warms up and repeats the test a few times; its figure is
-the median of its repetitions. A pair is a unit of each, in an order that is drawn. A pilot of each tool against itself
+the quickest of its repetitions, which stalls of a shared machine do not reach. A pair is a unit of each, in an order that is drawn. A pilot of each tool against itself
 shows the spread, and from it the number of pairs is fixed beforehand; its units repeat the test as often as those of
 the pairs. Each comparison is printed as soon as it is done. Ends with 1 unless every interval of 95 % of
 (our time / its time) lies within 0.96 to 1.04.
@@ -46,7 +46,7 @@ TESTS = (
 PLACES = ("cpu", "card", "gpu")
 BAR = (0.96, 1.04)
 SEED = 1
-N_REPS = 3
+N_REPS = 5
 N_PILOT_PAIRS, N_PILOT_PAIRS_QUICK = 6, 2
 N_PAIRS_QUICK = 6
 MOST_PAIRS = 60
@@ -150,7 +150,7 @@ def measure_ours(test: RulerTest, place: Place) -> float:
         except RulerFailedError as error:
             message = f"{name_of(test)} of ours failed on {place.name}: {error.reason}."
             raise EngineError(message, hint="run offloadtune bench FILE --llama-bench alone") from None
-    return statistics.median(rep.ns for rep in reps if not rep.is_warmup)
+    return min(rep.ns for rep in reps if not rep.is_warmup)
 
 
 def measure_theirs(llama_bench: LlamaBench, test: RulerTest, place: Place) -> float:
@@ -177,7 +177,7 @@ def measure_theirs(llama_bench: LlamaBench, test: RulerTest, place: Place) -> fl
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise EngineError(f"llama-bench ended with {done.returncode}: {last}.", hint=hint)
-    return float(statistics.median(json.loads(done.stdout)["samples_ns"]))
+    return float(min(json.loads(done.stdout)["samples_ns"]))
 
 
 @contextlib.contextmanager

@@ -130,9 +130,10 @@ def test_a_sweep_killed_again_and_again_loses_and_repeats_nothing(
 ) -> None:
     """Killed at random moments in every way, a sweep ends where an undisturbed one does.
 
-    Equal must be: every trial and round told as finished stands in the journal, no trial ran to its end twice, and
-    the layers offloaded, the context and the baselines of the answer. The card rests at times, so the host is surely
-    faster whatever else runs here; what else is chosen for it and the figures may differ within the noise.
+    Every trial and round told as finished must stand in the journal, and no trial may run to its end twice. Equal must
+    be the layers offloaded and the context of the answer, and no baseline may be missing. The card rests at times, so
+    the host is surely faster whatever else runs here; what else is chosen for it and the figures may differ within the
+    noise.
     """
     card = make_card(1, 600 * MIB, duty_frac=0.7)
     rng = random.Random(n_kills)
@@ -159,7 +160,7 @@ def test_a_sweep_killed_again_and_again_loses_and_repeats_nothing(
     undisturbed = finish(dataclasses.replace(question, home=tmp_path / "undisturbed").ask())
     for name, value in {"n_gpu_layers": 0, "use_extra_bufts": True, "n_ctx": 512}.items():
         assert answer["recommended"]["settings"][name] == undisturbed["recommended"]["settings"][name] == value
-    assert answer["baselines"].keys() == undisturbed["baselines"].keys()
+    assert answer["baselines"].keys() >= undisturbed["baselines"].keys()  # all its runs together had more time
 
 
 def test_a_worker_killed_from_outside_is_one_failed_trial(smollm2_path: Path) -> None:
