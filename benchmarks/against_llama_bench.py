@@ -1,10 +1,10 @@
 """offloadtune's ruler against llama-bench itself: the same test, on the same libraries, in pairs by turns.
 
 Each unit is a fresh process of one tool that loads the file, warms up and repeats the test a few times; its figure is
-the quickest of its repetitions, which stalls of a shared machine do not reach. A pair is a unit of each, in an order that is drawn. A pilot of each tool against itself
-shows the spread, and from it the number of pairs is fixed beforehand; its units repeat the test as often as those of
-the pairs. Each comparison is printed as soon as it is done. Ends with 1 unless every interval of 95 % of
-(our time / its time) lies within 0.96 to 1.04.
+the quickest of its repetitions, which stalls of a shared machine do not reach. A pair is a unit of each, in an order
+that is drawn. A pilot of each tool against itself shows the spread, and from it the number of pairs is fixed
+beforehand; its units repeat the test as often as those of the pairs. Each comparison is printed as soon as it is done.
+Ends with 1 unless every interval of 95 % of (our time / its time) lies within 0.96 to 1.04.
 
 On the CPU, on the virtual card (an RPC server with a CPU of its own behind it, which both tools use in turn) and, where
 the engine lists one, on a GPU.
