@@ -45,9 +45,9 @@ class Undisturbed:
         warmth = Warmth(self._machine, self._engine, offloads=trial.settings.offloads)
         if not warmth.is_warm:
             warmth.keep()
-            self._tell("This engine build is new here: its first visit is thrown away.")
             if again := self._again(trial, plan, deadline):
                 first = tuple(dataclasses.replace(visit, is_warmup=True) for visit in first)
+                self._tell("This engine build is new here: its first visit was thrown away.")
         else:
             again = self._again(trial, plan, deadline) if self._is_worth_repeating(first) else ()
         return dataclasses.replace(result, visits=(*first, *again))

@@ -132,10 +132,11 @@ def test_repeats_are_not_without_end() -> None:
 
 @pytest.mark.parametrize("is_warm", [True, False])
 def test_a_repeat_that_fails_leaves_what_there_was_with_its_mark(is_warm: bool) -> None:  # noqa: FBT001
-    one, runner, _ = watched(BUSY, BUSY, is_warm=is_warm)
+    one, runner, events = watched(BUSY, BUSY, is_warm=is_warm)
     runner.fails = True
     visits = one.run(TRIAL, PLAN, timeout_s=9).visits
     assert ttfts(visits) == [1.0]
+    assert "thrown away" not in str(events)  # it counts for want of another
     assert visits[-1].disturbed_by == BUSY
 
 
