@@ -272,14 +272,11 @@ class Runner:
             result = TrialResult(trial=trial, outcome=outcome, reason=reason, evidence=evidence)
             raise TrialFailedError(result) from None
 
-    def ruler(
-        self, settings: Settings, test: RulerTest, n_reps: int, *, timeout_s: float, one_by_one: bool = False
-    ) -> Iterator[RulerRep]:
+    def ruler(self, settings: Settings, test: RulerTest, n_reps: int, *, timeout_s: float) -> Iterator[RulerRep]:
         """llama-bench's test: its warm-up, then `n_reps` repetitions in a row, as llama-bench has them.
 
-        `one_by_one` each is made when it is asked for, and two iterators may take turns where they share a placement; a
-        repetition then begins with sleeping threads, a millisecond or two. The context is as large as llama-bench makes
-        it, whatever `settings` say. Raises RulerFailedError.
+        Asked for one by one each would begin with sleeping threads, a millisecond or two. The context is as large as
+        llama-bench makes it, whatever `settings` say. Raises RulerFailedError.
         """
         deadline = time.monotonic() + timeout_s
         settings = settings.replace(n_ctx=test.n_ctx)
@@ -289,9 +286,8 @@ class Runner:
             with self._opened(settings, None, deadline) as opened:
                 context = opened["handle"]
                 yield RulerRep(is_warmup=True, **self._ask("ruler", deadline, context=context, n_reps=0, **work))
-                for n_now in [1] * n_reps if one_by_one else [n_reps]:
-                    value = self._ask("ruler", deadline, context=context, n_reps=n_now, **work)
-                    yield from (RulerRep(is_warmup=False, ns=ns) for ns in value["ns"])
+                value = self._ask("ruler", deadline, context=context, n_reps=n_reps, **work)
+                yield from (RulerRep(is_warmup=False, ns=ns) for ns in value["ns"])
         except (WorkerDiedError, WorkerRefusedError) as error:
             if error.evidence.phase == "ruler":
                 error.evidence = dataclasses.replace(error.evidence, phase="visit")

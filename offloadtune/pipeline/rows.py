@@ -35,11 +35,9 @@ _FLASH_ATTN = {"auto": ("auto", -1), "off": ("disabled", 0), "on": ("enabled", 1
 class RowsRunner(GuardedRunner):
     """A runner whose repetitions are of the file named and of no other."""
 
-    def ruler(
-        self, settings: Settings, test: RulerTest, n_reps: int, *, timeout_s: float, one_by_one: bool = False
-    ) -> Iterator[RulerRep]:
+    def ruler(self, settings: Settings, test: RulerTest, n_reps: int, *, timeout_s: float) -> Iterator[RulerRep]:
         try:
-            yield from super().ruler(settings, test, n_reps, timeout_s=timeout_s, one_by_one=one_by_one)
+            yield from super().ruler(settings, test, n_reps, timeout_s=timeout_s)
         except RulerFailedError as error:
             self.check(error.evidence)
             raise

@@ -72,20 +72,6 @@ def test_imported_rows_stay_apart_and_are_known_the_second_time(smollm2_path: Pa
     assert stored.imported == {first.machine: first.rows}
 
 
-def test_a_repetition_comes_when_it_is_asked_for(smollm2_path: Path) -> None:
-    settings = settings_of(RowsRequest(path=smollm2_path, n_threads=2))
-    with Runner(smollm2_path) as runner:
-        reps = [
-            runner.ruler(settings, RulerTest(n_prompt=0, n_gen=n, n_depth=16), 2, timeout_s=120, one_by_one=True)
-            for n in (2, 9)
-        ]
-        by_turns = [next(one) for _ in range(3) for one in reps]
-        assert [rep.is_warmup for rep in by_turns] == [True, True, False, False, False, False]
-        assert min(rep.ns for rep in by_turns) > 0
-        assert runner.n_model_loads == 1
-        assert [list(one) for one in reps] == [[], []]
-
-
 def test_a_failure_is_classified_and_the_next_test_runs(smollm2_path: Path) -> None:
     settings = settings_of(RowsRequest(path=smollm2_path, n_threads=2))
     test = RulerTest(n_prompt=8, n_gen=0)
