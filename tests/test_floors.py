@@ -73,7 +73,7 @@ class Floors:
 def read_map(docstring: str) -> Floors:
     rows = []
     for line in docstring.splitlines():
-        match = re.fullmatch(r"    (\d)  (\w+(?:  \w+)*) {2,}(\S.*)", line)
+        match = re.fullmatch(r"    (\d)  (\w+(?: \w+)*) {2,}(\S.*)", line)
         if match:
             rows.append((int(match[1]), tuple(match[2].split()), match[3]))
     assert [floor for floor, _, _ in rows] == [0, 1, 1, 2, 3]
