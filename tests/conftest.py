@@ -26,6 +26,16 @@ hypothesis.settings.register_profile(  # no test asserts a time
 hypothesis.settings.load_profile("any machine")
 
 ROOT = Path(__file__).parent.parent
+SHORT_LOOKS = {"N_LOOKS_MOST": 1, "N_ROUNDS_A_LOOK": 3}
+SHORT_SWEEPS = f"""
+from offloadtune.__main__ import main
+from offloadtune.recommend import looks
+
+for name, value in {SHORT_LOOKS}.items():
+    setattr(looks, name, value)
+main()
+"""
+"""The command line as a program for `python -c`, with the fixture `short_sweeps` in it."""
 MIB = 1 << 20
 _BEAT_S = 0.04
 _NO_ENGINE = """\
@@ -63,9 +73,10 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(autouse=True)
 def short_sweeps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweeps in this process judge their rounds once: without it a tie may take the whole of a budget."""
+    """Sweeps in this process judge few rounds, once: without it a tie may take the whole of a budget."""
     if request.node.get_closest_marker("engine"):
-        monkeypatch.setattr(looks, "N_LOOKS_MOST", 1)
+        for name, value in SHORT_LOOKS.items():
+            monkeypatch.setattr(looks, name, value)
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from offloadtune.recommend import looks
 from offloadtune.recommend.evidence import Case, Round
-from offloadtune.recommend.looks import N_ROUNDS_A_LOOK
 from offloadtune.recommend.reasons import reasons
 from offloadtune.records import Recommendation, Settings, TrialResult
 from offloadtune.search import Space, baseline_trials
@@ -52,7 +52,7 @@ def is_decided(space: Space, results: Sequence[TrialResult], rounds: Sequence[Ro
     That is the comparison with each baseline and with the fastest, and of the two fastest with each other. Disturbed
     rounds that were left out do not make a look.
     """
-    if not rounds or len(rounds) % N_ROUNDS_A_LOOK:
+    if not rounds or len(rounds) % looks.N_ROUNDS_A_LOOK:
         return False
     case = Case(space=space, results=results, rounds=rounds)
     choice = _choose(case)
@@ -63,7 +63,7 @@ def is_decided(space: Space, results: Sequence[TrialResult], rounds: Sequence[Ro
     pairs |= {(choice.chosen, best)}
     pairs |= {(second, best) for second in others[:1] if case.rank(second)[0] == case.rank(best)[0]}
     found = [case.pairs(other, ours) for other, ours in pairs if other != ours]
-    return all(one.is_decided and one.ratio.n_samples >= N_ROUNDS_A_LOOK for one in found)
+    return all(one.is_decided and one.ratio.n_samples >= looks.N_ROUNDS_A_LOOK for one in found)
 
 
 def n_changes(settings: Settings, defaults: Settings) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from conftest import SHORT_SWEEPS
 
 pytestmark = pytest.mark.engine
 
@@ -43,7 +44,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Me
     folder = tmp_path_factory.mktemp("measured")
     fixed = [f"--set={one}" for one in ("use_extra_bufts=false", "flash_attn_type=disabled", "n_threads_batch=1")]
     options = ["--budget", "60s", "--workload", WORKLOAD, "--n-ctx", "768", *fixed]
-    command = [sys.executable, "-m", "offloadtune", "sweep", str(smollm2_path), *options, "--json"]
+    command = [sys.executable, "-c", SHORT_SWEEPS, "sweep", str(smollm2_path), *options, "--json"]
     environment = {**os.environ, "OFFLOADTUNE_HOME": str(folder)}
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder, env=environment, timeout=400)
     return Measured(folder, json.loads(done.stdout))

@@ -19,11 +19,11 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import MIB, CardMaker
+from conftest import MIB, SHORT_SWEEPS, CardMaker
 
 from offloadtune import pipeline
 from offloadtune.errors import BusyError
-from offloadtune.recommend import N_ROUNDS_A_LOOK
+from offloadtune.recommend import looks
 from offloadtune.records import Outcome, Workload
 from offloadtune.store import data_dir, measuring_alone, read_journal
 from offloadtune.sweeps import Event, RoundFinished, Said, SweepReport, SweepRequest, TrialFinished
@@ -49,7 +49,7 @@ def said(events: list[Event]) -> str:
 
 def test_the_same_sweep_again_measures_nothing_again(smollm2_path: Path) -> None:
     first, _ = sweep(smollm2_path, 60, fixed=FEW_TRIALS)
-    assert first.n_rounds == N_ROUNDS_A_LOOK
+    assert first.n_rounds == looks.N_ROUNDS_A_LOOK
     again, events = sweep(smollm2_path, 60, fixed=FEW_TRIALS)
     assert "Going on from" in said(events)
     assert again.n_resumed == len(first.results)
@@ -67,7 +67,7 @@ def test_a_longer_run_compares_what_the_shorter_had_no_time_for(smollm2_path: Pa
     longer, _ = sweep(smollm2_path, 60, fixed=FEW_TRIALS)
     ran = [result for result in short.results if result.outcome is Outcome.OK]  # the last may have had no time left
     assert longer.n_resumed == len(ran) < len(longer.results)
-    assert longer.n_rounds == N_ROUNDS_A_LOOK
+    assert longer.n_rounds == looks.N_ROUNDS_A_LOOK
     wanted = [result for result in longer.results if result.trial.settings.n_ctx == 512]
     best = min(wanted, key=lambda result: result.visits[-1].turn_s(8))
     rounds = read_journal(longer.journal_path).rounds
@@ -131,9 +131,8 @@ def test_a_sweep_killed_again_and_again_loses_and_repeats_nothing(
     """Killed at random moments in every way, a sweep ends where an undisturbed one does.
 
     Every trial and round told as finished must stand in the journal, and no trial may run to its end twice. Equal must
-    be the layers offloaded and the context of the answer, and no baseline may be missing. The card rests at times, so
-    the host is surely faster whatever else runs here; what else is chosen for it and the figures may differ within the
-    noise.
+    be the layers offloaded and the context of the answer. The card rests at times, so the host is surely faster
+    whatever else runs here; what else is chosen for it, the figures, and what there was time for may differ.
     """
     card = make_card(1, 600 * MIB, duty_frac=0.7)
     rng = random.Random(n_kills)
@@ -160,7 +159,7 @@ def test_a_sweep_killed_again_and_again_loses_and_repeats_nothing(
     undisturbed = finish(dataclasses.replace(question, home=tmp_path / "undisturbed").ask())
     for name, value in {"n_gpu_layers": 0, "use_extra_bufts": True, "n_ctx": 512}.items():
         assert answer["recommended"]["settings"][name] == undisturbed["recommended"]["settings"][name] == value
-    assert answer["baselines"].keys() >= undisturbed["baselines"].keys()  # all its runs together had more time
+    assert {"cpu_only", "default"} <= answer["baselines"].keys()
 
 
 def test_a_worker_killed_from_outside_is_one_failed_trial(smollm2_path: Path) -> None:
@@ -213,8 +212,8 @@ class Question:
         return subprocess.Popen(
             [
                 sys.executable,
-                "-m",
-                "offloadtune",
+                "-c",
+                SHORT_SWEEPS,
                 "sweep",
                 str(self.path),
                 *options,

@@ -33,11 +33,11 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="what else runs he
 
 
 @contextmanager
-def ours_burning(n: int) -> Iterator[None]:
+def ours_burning(n: int) -> Iterator[list[psutil.Process]]:
     # a little behind the stranger, so that it is seen on a machine that has more to do than this test
     processes = [subprocess.Popen(["nice", "-n", "5", sys.executable, "-c", BURN]) for _ in range(n)]  # noqa: S607
     try:
-        yield
+        yield [psutil.Process(process.pid) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -82,8 +82,7 @@ def grown(before: Conditions, after: Conditions) -> tuple[float, float]:
 @pytest.mark.usefixtures("two_cpus")
 def test_our_burning_is_ours_and_a_strangers_is_not_unless_it_is_named() -> None:
     """Whatever else runs on the machine: the readings differ in whether they name the stranger."""
-    with ours_burning(1), stranger_burning() as stranger:
-        (child,) = psutil.Process().children()
+    with ours_burning(1) as (child,), stranger_burning() as stranger:
         befores = read_conditions(with_gpus=False), read_conditions([stranger.pid], with_gpus=False)
         child_before_s, stranger_before_s, began_s = cpu_s(child), cpu_s(stranger), time.monotonic()
         child_s = stranger_s = 0.0
