@@ -11,12 +11,6 @@ BITS_OF_A_CHANNEL = 64
 
 _PLACE = re.compile(r"(?<![a-z])(p|cpu|proc|socket|node|controller)[ _-]?(\d{1,2})(?![0-9a-z])", re.IGNORECASE)
 _PROCESSORS = ("p", "cpu", "proc", "socket")
-_CHANNEL = 64
-
-_PLACE = re.compile(
-    r"(?<![a-z])(p|cpu|proc|processor|socket|node|controller)[ _-]?(\d{1,2})(?![0-9a-z])", re.IGNORECASE
-)
-_PLACE_NAMES = {"p": "CPU", "proc": "CPU", "processor": "CPU", "socket": "CPU", "cpu": "CPU"}
 _CHANNEL = re.compile(r"(?<![a-z])ch(?:annel)?[ _-]*([a-l](?![a-z])|\d{1,2}(?!\d))", re.IGNORECASE)
 _LETTERED_SLOT = re.compile(r"(?:dimm|ddr\d)[ _-]*([a-l])\d{0,2}(?![0-9a-z])", re.IGNORECASE)
 _PLAIN_DDR = re.compile(r"DDR\d?")
@@ -30,15 +24,13 @@ def channel_of(locator: str | None, bank: str | None) -> str | None:
     "Controller0-DIMM1" has one channel a controller.
     """
     texts = [text for text in (locator, bank) if text]
+    places = [place for text in texts for place in _places(text)]
     for pattern in (_CHANNEL, _LETTERED_SLOT):
         for text in texts:
             match = pattern.search(_PLACE.sub(" ", text))
             if match:
-                own = _places(text)
-                others = [place for other in texts for place in _places(other)]
-                return " ".join([*(own or others), match[1].upper()])
-    controllers = [place for text in texts for place in _places(text) if place.startswith("Controller")]
-    return controllers[0] if controllers else None
+                return " ".join([*(_places(text) or places), match[1].upper()])
+    return next((place for place in places if place.startswith("Controller")), None)
 
 
 def channels_of(slots: Sequence[Slot]) -> tuple[str | None, ...]:

@@ -9,11 +9,15 @@ from offloadtune.records import Note
 
 
 def read_limits(door: Door, system: System, total_bytes: int | None) -> tuple[Limits, tuple[Note, ...]]:
-    """`total_bytes` is the machine's memory: what is not below it limits nothing (version 1 writes a huge number)."""
+    """`total_bytes` is the machine's memory.
+
+    A limit that leaves the whole machine is none: version 1 of the groups writes a huge number for "unlimited".
+    """
+    quota = cpu_quota(door)
     bounds = [bound.limit_bytes for bound in memory_bounds(door)]
     limits = Limits(
         memory_bytes=min((limit for limit in bounds if total_bytes is None or limit < total_bytes), default=None),
-        cpus=cpu_quota(door),
+        cpus=quota if quota is not None and quota < len(system.allowed_cpus) else None,
         address_space_bytes=system.address_space_bytes,
         locked_bytes=system.locked_bytes,
     )

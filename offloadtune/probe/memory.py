@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from offloadtune.hardware import MemoryHardware, MemoryModule
 from offloadtune.probe.channels import BITS_OF_A_CHANNEL, bus_bits, channels_of, most_bus_bits
@@ -13,7 +13,7 @@ from offloadtune.probe.modules import configured_fact, kind_fact
 from offloadtune.probe.numa import read_numa_nodes
 from offloadtune.records import Note
 
-APPLE_BYTES_PER_S = {
+APPLE_BYTES_PER_S: Mapping[tuple[str, int | None], float] = {
     ("Apple M1", None): 68.25e9,
     ("Apple M1 Pro", None): 200e9,
     ("Apple M1 Max", None): 400e9,
@@ -32,7 +32,10 @@ APPLE_BYTES_PER_S = {
     ("Apple M4 Max", 14): 410e9,
     ("Apple M4 Max", 16): 546e9,
 }
-"""Chip, and cores where they tell two kinds of it apart -> bandwidth, by Apple's technical specifications."""
+"""Chip, and its cores where there are two kinds of it -> bandwidth.
+
+Source: the technical specifications at support.apple.com; of the first M1, LPDDR4X-4266 at 128 bits.
+"""
 
 
 def read_memory(door: Door, system: System, found: Slots | str) -> tuple[MemoryHardware, tuple[Note, ...]]:
@@ -40,9 +43,10 @@ def read_memory(door: Door, system: System, found: Slots | str) -> tuple[MemoryH
     slots = found.slots if isinstance(found, Slots) else ()
     channels = channels_of(slots)
     kind = kind_fact("memory.kind", found)
-    rated, configured = _rated(found), _configured(found)
-    modules = _modules(slots, channels) or _absent("memory.modules", found)
-    n_slots = (found.n_slots if isinstance(found, Slots) else None) or _absent("memory.n_slots", found)
+    rated = _rated(found)
+    configured = configured_fact("memory.configured_mt_per_s", found)
+    modules = _modules(slots, channels) or Note(subject="memory.modules", reason=_why_no_slots(found))
+    n_slots = _n_slots(found)
     bits = bus_bits(slots, channels) if slots else _why_no_slots(found)
     most_bits = most_bus_bits(slots, channels, known(n_slots)) if slots else _why_no_slots(found)
     n_channels, n_most = _n_channels("memory.n_channels", bits), _n_channels("memory.n_channels_most", most_bits)
@@ -64,6 +68,10 @@ def read_memory(door: Door, system: System, found: Slots | str) -> tuple[MemoryH
     return memory, notes_in(kind, rated, configured, modules, n_slots, n_channels, n_most, theoretical, source, nodes)
 
 
+def _why_no_slots(found: Slots | str) -> str:
+    return found if isinstance(found, str) else "The memory is part of the chip: macOS lists no modules."
+
+
 def _modules(slots: Sequence[Slot], channels: Sequence[str | None]) -> tuple[MemoryModule, ...]:
     return tuple(
         MemoryModule(
@@ -82,19 +90,18 @@ def _modules(slots: Sequence[Slot], channels: Sequence[str | None]) -> tuple[Mem
 
 def _rated(found: Slots | str) -> Fact[int]:
     """The slowest module's rating."""
-    rated = [slot.rated_mt_per_s for slot in found.filled if slot.rated_mt_per_s] if isinstance(found, Slots) else []
-    return min(rated, default=0) or _absent("memory.rated_mt_per_s", found, "The firmware gives no rated memory speed.")
+    subject = "memory.rated_mt_per_s"
+    if isinstance(found, str) or not found.slots:
+        return Note(subject=subject, reason=_why_no_slots(found))
+    rated = [slot.rated_mt_per_s for slot in found.filled if slot.rated_mt_per_s]
+    return min(rated, default=0) or Note(subject=subject, reason="The firmware gives no rated memory speed.")
 
 
-def _configured(found: Slots | str) -> Fact[int]:
-    """None for half the rating: some firmware gives the clock here, which makes two transfers a beat."""
-    subject = "memory.configured_mt_per_s"
-    for slot in found.filled if isinstance(found, Slots) else ():
-        rated, configured = slot.rated_mt_per_s, slot.configured_mt_per_s
-        if rated and configured and abs(2 * configured - rated) <= rated // 100:
-            reason = f"The firmware gives {configured} for memory rated {rated}: half of it may be its clock."
-            return Note(subject=subject, reason=reason)
-    return configured_fact(subject, found)
+def _n_slots(found: Slots | str) -> Fact[int]:
+    subject = "memory.n_slots"
+    if isinstance(found, str) or not found.slots:
+        return Note(subject=subject, reason=_why_no_slots(found))
+    return found.n_slots or Note(subject=subject, reason=f"{found.source} does not tell how many slots there are.")
 
 
 def _n_channels(subject: str, bits: int | str) -> Fact[int]:
@@ -122,15 +129,3 @@ def _theoretical(door: Door, system: System, found: Slots | str, bits: int | str
 def _apple_bytes_per_s(door: Door, system: System) -> float | None:
     chip = (door.command("sysctl", "-n", "machdep.cpu.brand_string") or "").strip()
     return APPLE_BYTES_PER_S.get((chip, None)) or APPLE_BYTES_PER_S.get((chip, system.n_physical_cores))
-
-
-def _absent(subject: str, found: Slots | str, reason: str | None = None) -> Note:
-    return Note(subject=subject, reason=(not isinstance(found, str) and reason) or _why_no_slots(found))
-
-
-def _why_no_slots(found: Slots | str) -> str:
-    if isinstance(found, str):
-        return found
-    if found.soldered_kind:
-        return "The memory is part of the chip: macOS lists no modules."
-    return f"{found.source} does not tell it."

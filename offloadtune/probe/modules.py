@@ -1,7 +1,7 @@
 """The slots of main memory, from whoever tells of them: udev, the SMBIOS tables, Windows, macOS.
 
 Keys of udev's properties: systemd, src/udev/dmi_memory_id/dmi_memory_id.c. Those of Windows: class
-Win32_PhysicalMemory. Speeds are mega-transfers per second, which all four but systemd call MHz.
+Win32_PhysicalMemory. What Windows and macOS call MHz are mega-transfers per second.
 """
 
 from __future__ import annotations
@@ -84,9 +84,17 @@ def kind_fact(subject: str, found: Slots | str) -> Fact[str]:
 
 
 def configured_fact(subject: str, found: Slots | str) -> Fact[int]:
-    """The slowest module's speed: all of a machine's channels run at it."""
+    """The slowest module's speed: all of a machine's channels run at it.
+
+    Half of the rating is not taken for it. Some firmware gives the clock here, and memory moves data twice a beat.
+    """
     if isinstance(found, str):
         return Note(subject=subject, reason=found)
+    for slot in found.filled:
+        rated, configured = slot.rated_mt_per_s, slot.configured_mt_per_s
+        if rated and configured and abs(2 * configured - rated) <= rated // 100:
+            reason = f"The firmware gives {configured} for memory rated {rated} MT/s: half, which may be its clock."
+            return Note(subject=subject, reason=reason)
     speeds = [slot.configured_mt_per_s for slot in found.filled if slot.configured_mt_per_s]
     return min(speeds, default=0) or Note(subject=subject, reason="The firmware gives no configured memory speed.")
 

@@ -201,8 +201,9 @@ def test_limits(tmp_path: Path) -> None:
 
 def test_a_limit_above_the_machine_is_none(tmp_path: Path) -> None:
     write(tmp_path, "proc/meminfo", f"MemTotal: {8 * GIB // 1024} kB\n")
-    write(tmp_path, "proc/self/cgroup", "4:memory:/\n")
+    write(tmp_path, "proc/self/cgroup", "4:memory:/\n0::/\n")
     write(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
+    write(tmp_path, "sys/fs/cgroup/cpu.max", "400000 100000\n")
     hardware = read(tmp_path)
     assert hardware.limits == Limits()
     assert not [subject for subject in reasons(hardware) if subject.startswith("limits.")]

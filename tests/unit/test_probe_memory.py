@@ -258,7 +258,7 @@ def test_half_the_rating_is_not_taken_for_the_speed(tmp_path: Path) -> None:
     hardware = read_udev(tmp_path, "DIMM_A1||DDR4|64|2133|1067")
     assert hardware.memory.rated_mt_per_s == 2133
     assert reasons(hardware)["memory.configured_mt_per_s"] == (
-        "The firmware gives 1067 for memory rated 2133: half of it may be its clock."
+        "The firmware gives 1067 for memory rated 2133 MT/s: half, which may be its clock."
     )
 
 
@@ -313,7 +313,7 @@ def test_windows(tmp_path: Path) -> None:
     write(tmp_path, "powershell.txt", json.dumps(rows[0]))  # a list of one as PowerShell writes it
     hardware = read_hardware(door)
     assert (hardware.memory.n_slots, hardware.memory.n_channels) == (None, 1)
-    assert reasons(hardware)["memory.n_slots"] == "Windows does not tell it."
+    assert reasons(hardware)["memory.n_slots"] == "Windows does not tell how many slots there are."
 
 
 def test_an_intel_mac(tmp_path: Path) -> None:
