@@ -69,11 +69,12 @@ def _kinds(door: Door, allowed: Sequence[int]) -> tuple[list[int], list[int]] | 
     if by_intel:
         slow = {cpu for path in INTEL_SLOW for cpu in parse_cpu_list(door.text(path))}
         return _split(allowed, slow)
-    capacities = _numbers(door, allowed, "cpu_capacity")
+    cpus = sorted({*allowed, *parse_cpu_list(door.text(f"{CPU_FOLDER}/online"))})  # slow ones alone look all alike
+    capacities = _numbers(door, cpus, "cpu_capacity")
     if capacities:
         least = SLOW_CAPACITY_FRAC * max(capacities.values())
         return _split(allowed, {cpu for cpu, capacity in capacities.items() if capacity < least})
-    clocks = _numbers(door, allowed, "cpufreq/cpuinfo_max_freq")
+    clocks = _numbers(door, cpus, "cpufreq/cpuinfo_max_freq")
     if not clocks:
         return "The operating system tells neither kinds of cores nor their highest clocks."
     fracs = {cpu: clock / max(clocks.values()) for cpu, clock in clocks.items()}

@@ -71,6 +71,8 @@ def test_cores_of_arm_by_their_capacity(tmp_path: Path) -> None:
     numbers(tmp_path, "cpu_capacity", 414, 414, 1002, 1024)
     numbers(tmp_path, "cpufreq/cpuinfo_max_freq", 1, 1, 1, 1)
     assert kinds(read(tmp_path, arch="aarch64")) == (2, 2)
+    write(tmp_path, f"{CPU}/online", "0-3\n")
+    assert kinds(read(tmp_path, 2, arch="aarch64")) == (0, 2)  # though none of the fast ones is ours
     numbers(tmp_path, "cpu_capacity", 1024, 1024, 1024, 1024)
     assert kinds(read(tmp_path, arch="aarch64")) == (4, 0)
 
