@@ -1,15 +1,30 @@
-"""The computer, read without root and without the engine: `probe_host() -> Host`, `read_conditions() -> Conditions`.
+"""The computer, read without root and without the engine.
+
+`probe_host() -> Host`, `read_hardware() -> Hardware`, `read_conditions() -> Conditions`.
 
 host.py       Door: the only place that asks the operating system, psutil or NVML, or replays a recorded machine
 facts.py      a fact is a value or the Note that says why there is none
 cgroup.py     limits a container sets          cpu.py  ram.py  gpu.py    text from the door -> records
 bandwidth.py  reads memory by many threads (the only importer of numpy, loaded when measuring)
 inventory.py  probe_host: all of it, in order
+hardware.py   read_hardware: the machine in depth
+modules.py    who tells of memory modules      dmi.py  channels.py  memory.py  numa.py    what that says of memory
+cores.py      instructions.py  limits.py  surroundings.py  gpu_hardware.py    the other parts of it
 conditions.py read_conditions: what goes on now   load.py  power.py  cards.py   its parts
 """
 
 from offloadtune.probe.conditions import local_servers, read_conditions
+from offloadtune.probe.hardware import read_hardware
 from offloadtune.probe.host import THIS_MACHINE, Door
+from offloadtune.probe.instructions import engine_instruction_sets
 from offloadtune.probe.inventory import probe_host
 
-__all__ = ["THIS_MACHINE", "Door", "local_servers", "probe_host", "read_conditions"]
+__all__ = [
+    "THIS_MACHINE",
+    "Door",
+    "engine_instruction_sets",
+    "local_servers",
+    "probe_host",
+    "read_conditions",
+    "read_hardware",
+]

@@ -50,6 +50,22 @@ def parse_cache_bytes(text: str) -> int | None:
         return None
 
 
+def read_flags(door: Door) -> tuple[str, ...]:
+    """Flags of /proc/cpuinfo that every CPU has."""
+    return _flags(parse_cpuinfo(door.text("/proc/cpuinfo") or ""))
+
+
+def core_lists(door: Door, cpus: Sequence[int]) -> tuple[str, ...] | None:
+    """For each of `cpus` the list of its core's hardware threads, None where one is not told.
+
+    A core is named by that list: core_id alone repeats between dies and ARM clusters.
+    """
+    folders = [f"{CPU_FOLDER}/cpu{cpu}/topology" for cpu in cpus]
+    lists = [door.text(f"{f}/core_cpus_list") or door.text(f"{f}/thread_siblings_list") for f in folders]
+    told = tuple(siblings for siblings in lists if siblings)
+    return told if len(told) == len(lists) else None
+
+
 def _n_usable(n_allowed: int, quota: float | None) -> int:
     """Threads worth starting. A quota is rounded down: threads that spin at a barrier starve on the last half CPU."""
     return max(1, n_allowed if quota is None else min(n_allowed, int(quota)))
@@ -75,13 +91,9 @@ def _flags(blocks: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
 
 
 def _n_physical_cores(door: Door, system: System, blocks: Sequence[Mapping[str, str]]) -> Fact[int]:
-    """Distinct cores among the allowed CPUs.
-
-    A core is named by the list of its hardware threads: core_id alone repeats between dies and ARM clusters.
-    """
-    folders = [f"{CPU_FOLDER}/cpu{cpu}/topology" for cpu in system.allowed_cpus]
-    siblings = [door.text(f"{f}/core_cpus_list") or door.text(f"{f}/thread_siblings_list") for f in folders]
-    if siblings and all(siblings):
+    """Distinct cores among the allowed CPUs."""
+    siblings = core_lists(door, system.allowed_cpus)
+    if siblings:
         return len(set(siblings))
     allowed = {str(cpu) for cpu in system.allowed_cpus}
     cores = [

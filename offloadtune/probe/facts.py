@@ -9,6 +9,9 @@ from offloadtune.records import Note
 T = TypeVar("T")
 Fact: TypeAlias = T | Note
 
+_MOST_CPUS = 2**16
+_MOST_OF_A_TEXT = 60
+
 
 def known(fact: Fact[T]) -> T | None:
     """The value, None when there is only a Note."""
@@ -26,3 +29,28 @@ def parse_int(text: str | None) -> int | None:
         return int(text) if text is not None else None
     except ValueError:
         return None
+
+
+def parse_positive(value: object, *, most: int) -> int | None:
+    """The integer from 1 to `most` that `value` is or spells; None for anything else."""
+    number = parse_int(value) if isinstance(value, str) else value
+    if not isinstance(number, int) or isinstance(number, bool):
+        return None
+    return number if 0 < number <= most else None
+
+
+def parse_cpu_list(text: str | None) -> tuple[int, ...]:
+    """The CPUs of a list as the kernel writes it ("0-3,8"); () for anything else, and for more than Linux can have."""
+    cpus: set[int] = set()
+    for part in (text or "").strip().split(","):
+        first, dash, last = part.partition("-")
+        low, high = parse_int(first), parse_int(last if dash else first)
+        if low is None or high is None or not 0 <= low <= high < _MOST_CPUS:
+            return ()
+        cpus.update(range(low, high + 1))
+    return tuple(sorted(cpus))
+
+
+def printable(text: str | None) -> str | None:
+    """Text that firmware or a driver wrote, without what a terminal would obey; None when nothing is left."""
+    return "".join(c for c in text or "" if c.isprintable()).strip()[:_MOST_OF_A_TEXT] or None

@@ -1,17 +1,20 @@
 """The one door to the operating system: files below /proc, /sys and /etc, commands, psutil and NVML.
 
 A door opened on another root replays a machine recorded there as plain files, and asks nothing of the machine it
-runs on: `proc/`, `sys/`, `etc/` as they stood, `<command>.txt` for what a command printed, `system.json` for the
-fields of `System`, `nvml.json` for what `read_nvml` and `read_nvml_moment` returned, `moment.json` for the fields of
-`Moment` where there is no /proc.
+runs on: `proc/`, `sys/`, `etc/` as they stood, `<command>.txt` for what a command printed (see `Door.command`),
+`system.json` for the fields of `System`, `nvml.json` for what `read_nvml` and `read_nvml_moment` returned,
+`moment.json` for the fields of `Moment` where there is no /proc.
 """
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import json
 import mmap
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -32,12 +35,17 @@ UNSEEN_PID = 0
 """Stands for a process of ours that this user is not shown; no program has this number."""
 
 COMMAND_DEADLINE_S = 2.0
+MOST_BYTES = 2**20
+_MOST_OF_A_NAME = 120
 _USUAL_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """What Python and psutil tell on every platform; None where a file tells it better or nobody does."""
+    """What Python and psutil tell on every platform; None where a file tells it better or nobody does.
+
+    `address_space_bytes` and `locked_bytes` are RLIMIT_AS and RLIMIT_MEMLOCK, None without such a limit.
+    """
 
     name: str
     release: str
@@ -47,6 +55,9 @@ class System:
     n_physical_cores: int | None = None
     total_bytes: int | None = None
     available_bytes: int | None = None
+    n_online_cpus: int | None = None
+    address_space_bytes: int | None = None
+    locked_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +101,14 @@ class Door:
         except (OSError, ValueError):  # ValueError: a NUL in a path that came out of another file
             return None
 
+    def bytes(self, path: str) -> builtins.bytes | None:
+        """The same as bytes, no more than the first MOST_BYTES of them."""
+        try:
+            with (self.root / path.lstrip("/")).open("rb") as file:
+                return file.read(MOST_BYTES)
+        except (OSError, ValueError):
+            return None
+
     def names(self, path: str) -> tuple[str, ...]:
         """Names in the folder at `path`, sorted; none when there is no such folder."""
         try:
@@ -97,16 +116,23 @@ class Door:
         except (OSError, ValueError):
             return ()
 
-    def command(self, name: str, *arguments: str) -> str | None:
-        """What the command prints, None when it is missing, fails or is slow."""
+    def command(self, name: str, *arguments: str, deadline_s: float | None = None) -> str | None:
+        """What the command prints, None when it is missing, fails or is slow.
+
+        A recorded machine keeps it in a file called by all its words, `sysctl_-n_hw.memsize.txt`: each run of other
+        characters than letters, digits, ".", "-" and "_" is one "_", and no more than 120 characters stand before the
+        ".txt". Where that file is missing, `sysctl.txt` stands for every call of sysctl.
+        """
         if self.is_recorded:
-            return self.text(f"{name}.txt")
+            words = re.sub(r"[^A-Za-z0-9._-]+", "_", " ".join((name, *arguments)))
+            told = self.text(f"{words[:_MOST_OF_A_NAME]}.txt")
+            return self.text(f"{name}.txt") if told is None else told
         try:
             done = subprocess.run(  # noqa: S603 - fixed words from this package, no shell
                 [name, *arguments],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=COMMAND_DEADLINE_S,
+                timeout=deadline_s or COMMAND_DEADLINE_S,
                 check=True,
             )
         except (OSError, subprocess.SubprocessError):
@@ -195,7 +221,20 @@ def _live_system() -> System:
         n_physical_cores=_unless_refused(lambda: psutil.cpu_count(logical=False)),
         total_bytes=memory.total if memory else None,
         available_bytes=memory.available if memory else None,
+        n_online_cpus=os.cpu_count(),
+        address_space_bytes=_limit_bytes("RLIMIT_AS"),
+        locked_bytes=_limit_bytes("RLIMIT_MEMLOCK"),
     )
+
+
+def _limit_bytes(name: str) -> int | None:
+    """The limit in force of this process, None where there is none."""
+    if sys.platform == "win32":  # where nothing of the kind exists, nor the module
+        return None
+    resource = importlib.import_module("resource")
+    number = getattr(resource, name, None)
+    soft = resource.RLIM_INFINITY if number is None else resource.getrlimit(number)[0]
+    return None if soft == resource.RLIM_INFINITY else int(soft)
 
 
 def _live_moment(cpus: Sequence[int], pids: Sequence[int]) -> Moment:

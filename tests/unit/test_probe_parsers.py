@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 
 from offloadtune.probe.cgroup import cpu_quota, group_folders, memory_bounds
 from offloadtune.probe.cpu import parse_cache_bytes, parse_cpuinfo
-from offloadtune.probe.facts import parse_int
+from offloadtune.probe.dmi import Slot, Slots, parse_tables
+from offloadtune.probe.facts import parse_cpu_list, parse_int, parse_positive, printable
 from offloadtune.probe.gpu import FIELDS, read_gpus
 from offloadtune.probe.host import Door
+from offloadtune.probe.instructions import engine_instruction_sets, parse_mac_flags
 from offloadtune.probe.inventory import parse_os_release
-from offloadtune.probe.ram import Module, parse_meminfo, parse_modules
+from offloadtune.probe.modules import parse_mac, parse_udev, parse_windows
+from offloadtune.probe.ram import parse_meminfo
 from offloadtune.units import GIB
 
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -24,6 +27,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.just("error"), inner, max_size=3),
     max_leaves=8,
 )
+ROW_FIELDS = ["Capacity", "Speed", "SMBIOSMemoryType", "DeviceLocator", "dimm_size", "dimm_speed", "dimm_type", "_name"]
 CALLS = [call for call, _ in FIELDS.values()] + ["nvmlDeviceGetName", "error"]
 
 
@@ -33,8 +37,13 @@ def test_no_text_makes_a_parser_raise(text: str) -> None:
     parse_cpuinfo(text)
     parse_cache_bytes(text)
     parse_meminfo(text)
-    parse_modules(text)
     parse_os_release(text)
+    parse_udev(text)
+    parse_windows(text)
+    parse_mac(text)
+    parse_mac_flags(text)
+    engine_instruction_sets(text)
+    parse_cpu_list(text)
     for controller in ("memory", "cpu"):
         assert all(folder.startswith("/sys/fs/cgroup") for folder in group_folders(text, controller))
 
@@ -44,9 +53,74 @@ def test_no_cgroup_path_leads_out_of_the_mount(text: str) -> None:
     assert all(".." not in folder.split("/") for folder in group_folders(text, "memory"))
 
 
-@given(st.fixed_dictionaries({}, optional={"SIZE": st.text(), "TYPE": st.text(), "CONFIGURED_SPEED_MTS": st.text()}))
+@given(st.dictionaries(st.sampled_from(["SIZE", "TYPE", "CONFIGURED_SPEED_MTS", "LOCATOR", "DATA_WIDTH"]), st.text()))
 def test_no_property_value_makes_the_module_reader_raise(properties: dict[str, str]) -> None:
-    parse_modules("\n".join(f"MEMORY_DEVICE_0_{name}={value}" for name, value in properties.items()))
+    parse_udev("\n".join(f"MEMORY_DEVICE_0_{name}={value}" for name, value in properties.items()))
+
+
+@given(rows=JSON | st.lists(st.dictionaries(st.sampled_from(ROW_FIELDS), JSON)))
+def test_no_json_makes_the_module_readers_raise(rows: Any) -> None:
+    parse_windows(json.dumps(rows))
+    parse_windows(json.dumps({"modules": rows, "arrays": rows}))
+    parse_mac(json.dumps({"SPMemoryDataType": [{"_items": rows}]}))
+    parse_mac(json.dumps({"SPMemoryDataType": rows}))
+
+
+def test_json_nested_without_end_is_no_list_of_modules() -> None:
+    assert parse_windows("[" * 100_000) is None
+
+
+@given(st.binary())
+def test_no_bytes_make_the_reader_of_tables_raise(table: bytes) -> None:
+    found = parse_tables(table)
+    assert found is None or found.slots
+
+
+@given(data=st.data())
+def test_no_damage_makes_the_reader_of_tables_raise(data: st.DataObject) -> None:
+    table = bytearray(2 * (bytes([17, 0x5C, 1, 0]) + bytes(range(0x58)) + b"A\0B\0\0") + bytes([127, 4, 0, 0, 0, 0]))
+    for _ in range(data.draw(st.integers(0, 4))):
+        table[data.draw(st.integers(0, len(table) - 1))] = data.draw(st.integers(0, 255))
+    found = parse_tables(bytes(table[: data.draw(st.integers(0, len(table)))]))
+    assert found is None or len(found.slots) <= 2
+
+
+@given(text=st.text(), most=st.integers(1, 2**64))
+def test_a_positive_number_is_within_its_bound(text: str, most: int) -> None:
+    for value in (text, f"{most}", f"{most + 1}", most + 1, True, 1.5, None):
+        number = parse_positive(value, most=most)
+        assert number is None or 0 < number <= most
+    assert parse_positive(str(most), most=most) == parse_positive(most, most=most) == most
+    assert parse_positive(most + 1, most=most) is None
+    assert parse_positive(value=True, most=most) is None
+
+
+@given(st.sets(st.integers(0, 9999)))
+def test_a_list_of_cpus_comes_back(cpus: set[int]) -> None:
+    assert parse_cpu_list(",".join(map(str, cpus))) == tuple(sorted(cpus))
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [
+        ("0-3,8\n", (0, 1, 2, 3, 8)),
+        ("5", (5,)),
+        ("", ()),
+        (None, ()),
+        ("0-99999999999999", ()),
+        ("3-1", ()),
+        ("-1", ()),
+        ("0-1,x", ()),
+    ],
+)
+def test_lists_of_cpus(text: str | None, cpus: tuple[int, ...]) -> None:
+    assert parse_cpu_list(text) == cpus
+
+
+@given(st.text())
+def test_what_firmware_wrote_is_made_printable(text: str) -> None:
+    shown = printable(text)
+    assert shown is None or (shown.isprintable() and 0 < len(shown) <= 60)
 
 
 @given(answers=JSON | st.fixed_dictionaries({"devices": st.lists(st.dictionaries(st.sampled_from(CALLS), JSON))}))
@@ -110,10 +184,16 @@ def test_meminfo_is_in_bytes_and_leaves_counts_out() -> None:
 def test_modules_are_the_filled_slots() -> None:
     text = (
         "MEMORY_ARRAY_NUM_DEVICES=2\nMEMORY_DEVICE_0_PRESENT=0\nMEMORY_DEVICE_0_TYPE=Unknown\n"
+        "MEMORY_DEVICE_0_LOCATOR=DIMM 0\n"
         "MEMORY_DEVICE_1_SIZE=17179869184\nMEMORY_DEVICE_1_TYPE=DDR4\nMEMORY_DEVICE_1_SPEED_MTS=3600\n"
         "MEMORY_DEVICE_1_CONFIGURED_SPEED_MTS=3200\n"
     )
-    assert parse_modules(text) == (Module(kind="DDR4", configured_mt_per_s=3200),)
+    filled = Slot(
+        locator=None, bank=None, kind="DDR4", n_bytes=2**34, rated_mt_per_s=3600, configured_mt_per_s=3200, n_bits=None
+    )
+    found = parse_udev(text)
+    assert found == Slots(source="udev", slots=(Slot(locator="DIMM 0", bank=None, kind="Unknown"), filled), n_slots=2)
+    assert found.filled == (filled,)
 
 
 def test_os_release_loses_its_quotes() -> None:

@@ -1,0 +1,39 @@
+"""The machine in depth, without any speed measured: `read_hardware() -> Hardware`."""
+
+from __future__ import annotations
+
+from offloadtune.hardware import Hardware
+from offloadtune.probe.cores import read_cores
+from offloadtune.probe.cpu import read_flags
+from offloadtune.probe.gpu_hardware import read_gpu_hardware
+from offloadtune.probe.host import THIS_MACHINE, Door
+from offloadtune.probe.limits import read_limits
+from offloadtune.probe.memory import read_memory
+from offloadtune.probe.modules import read_slots, root_would_add
+from offloadtune.probe.ram import parse_meminfo
+from offloadtune.probe.surroundings import read_surroundings
+
+
+def read_hardware(door: Door = THIS_MACHINE) -> Hardware:
+    """The computer at hand, or the recorded one `door` opens on.
+
+    Linux answers in milliseconds; Windows and macOS are asked for their memory modules by a program of theirs, which
+    takes a second or more. Whatever cannot be read is None, with a Note that says why.
+    """
+    system, flags = door.system(), read_flags(door)
+    found = read_slots(door, system, may_be_slow=True)
+    memory, memory_notes = read_memory(door, system, found)
+    cpu, cpu_notes = read_cores(door, system, flags)
+    gpus, gpu_notes = read_gpu_hardware(door)
+    total_bytes = parse_meminfo(door.text("/proc/meminfo") or "").get("MemTotal", system.total_bytes)
+    limits, limit_notes = read_limits(door, system, total_bytes)
+    surroundings, surroundings_notes = read_surroundings(door, system, flags)
+    return Hardware(
+        memory=memory,
+        cpu=cpu,
+        gpus=gpus,
+        limits=limits,
+        surroundings=surroundings,
+        notes=memory_notes + cpu_notes + gpu_notes + limit_notes + surroundings_notes,
+        root_would_add=root_would_add(door, found),
+    )
