@@ -34,10 +34,8 @@ def read_amd(door: Door, card: PciCard) -> Told:
     used = count_in(door, card, "mem_info_vram_used")
     shared = count_in(door, card, "mem_info_gtt_total")
     levels, memory_levels = _levels(door, card, "pp_dpm_sclk"), _levels(door, card, "pp_dpm_mclk")
-    limit, default = (
-        count_in(door, card, f"{sensors}/power1_cap"),
-        count_in(door, card, f"{sensors}/power1_cap_default"),
-    )
+    limit = count_in(door, card, f"{sensors}/power1_cap")
+    default = count_in(door, card, f"{sensors}/power1_cap_default")
     heat = count_in(door, card, f"{sensors}/temp1_input")
     kind = _kind(door, card, sensors, total or 0, shared or 0)
     fields: dict[str, Any] = {
