@@ -110,6 +110,11 @@ def card_links(door: Door, card: PciCard) -> tuple[Link | None, Link | None]:
     )
 
 
+def is_outside(door: Door, card: PciCard) -> bool:
+    """Whether a card hangs at a socket such as Thunderbolt's, whose links read as generation 1, whatever they move."""
+    return (door.text(f"{card.folder}/removable") or "").strip() == "removable"
+
+
 def hexadecimal(text: str | None) -> int | None:
     """The number of sysfs's "0x1002", None for anything else."""
     try:

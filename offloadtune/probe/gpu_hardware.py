@@ -74,10 +74,9 @@ def _read_pci_card(door: Door, index: int, card: PciCard) -> tuple[GpuHardware, 
     if problem:
         reasons["driver"] = problem
     if told.kind == "discrete":
-        now, most = drm.card_links(door, card)
-        links = (now and now.generation, now and now.n_lanes, most and most.generation, most and most.n_lanes)
-        fields |= dict(zip(_LINK_FIELDS, links, strict=True))
-        reasons |= {f: "The kernel does not tell the link of this card's slot." for f in _LINK_FIELDS if not fields[f]}
+        links, reason = _read_links(door, card)
+        fields |= links
+        reasons |= {field: reason for field, value in links.items() if value is None}
     gpu = GpuHardware(
         vendor=drm.VENDORS[card.vendor_id],
         index=index,
@@ -87,6 +86,17 @@ def _read_pci_card(door: Door, index: int, card: PciCard) -> tuple[GpuHardware, 
         **fields,
     )
     return gpu, tuple(Note(subject=f"gpus[{index}].{field}", reason=reason) for field, reason in reasons.items())
+
+
+def _read_links(door: Door, card: PciCard) -> tuple[dict[str, int | None], str]:
+    """Fields of the link, and the reason for those that are None."""
+    if drm.is_outside(door, card):
+        return dict.fromkeys(
+            _LINK_FIELDS
+        ), "The card is outside of this machine, and such links do not tell their speed."
+    now, most = drm.card_links(door, card)
+    links = (now and now.generation, now and now.n_lanes, most and most.generation, most and most.n_lanes)
+    return dict(zip(_LINK_FIELDS, links, strict=True)), "The kernel does not tell the link of this card's slot."
 
 
 def _told(door: Door, card: PciCard) -> Told:

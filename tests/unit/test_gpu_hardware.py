@@ -505,6 +505,13 @@ def test_a_card_without_bridges_or_in_a_ring_of_them_has_its_own_link(tmp_path: 
     assert sum("slot" in reason for reason in reasons(notes).values()) == 4
 
 
+def test_the_link_of_a_card_outside_is_not_known(tmp_path: Path) -> None:
+    outside = RX_7900_XTX | {"removable": "removable\n"}
+    (gpu,), notes = read_gpu_hardware(machine(tmp_path, folder_of("card0", outside) | ABOVE_IT))
+    assert (gpu.pcie_generation, gpu.n_pcie_lanes, gpu.pcie_generation_most, gpu.n_pcie_lanes_most) == (None,) * 4
+    assert sum("outside" in reason for reason in reasons(notes).values()) == 4
+
+
 def test_an_amd_apu(tmp_path: Path) -> None:
     apu = {
         "vendor": "0x1002\n",
