@@ -14,21 +14,31 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-DEVICE_CALLS = (
-    "nvmlDeviceGetName",
-    "nvmlDeviceGetUUID",
-    "nvmlDeviceGetPciInfo",
-    "nvmlDeviceGetMemoryInfo",
-    "nvmlDeviceGetCudaComputeCapability",
-    "nvmlDeviceGetMaxPcieLinkGeneration",
-    "nvmlDeviceGetCurrPcieLinkWidth",
-)
-
 _OPENING_PATIENCE_S = 30.0  # without a driver that persists, opening wakes the cards up: seconds for each
 _PATIENCE_S = 2.0
 _N_OPENINGS = 3
 
-_CLOCK_SM, _TEMPERATURE_GPU, _BY_HEAT = 1, 0, 1
+_CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE_GPU, _BY_HEAT = 1, 2, 0, 1
+DEVICE_CALLS: Mapping[str, tuple[int, ...]] = {
+    "nvmlDeviceGetName": (),
+    "nvmlDeviceGetUUID": (),
+    "nvmlDeviceGetPciInfo": (),
+    "nvmlDeviceGetMemoryInfo": (),
+    "nvmlDeviceGetCudaComputeCapability": (),
+    "nvmlDeviceGetMaxPcieLinkGeneration": (),
+    "nvmlDeviceGetCurrPcieLinkWidth": (),
+    "nvmlDeviceGetCurrPcieLinkGeneration": (),
+    "nvmlDeviceGetMaxPcieLinkWidth": (),
+    "nvmlDeviceGetBAR1MemoryInfo": (),
+    "nvmlDeviceGetEnforcedPowerLimit": (),
+    "nvmlDeviceGetPowerManagementDefaultLimit": (),
+    "nvmlDeviceGetMaxClockInfo:memory": (_CLOCK_MEMORY,),
+    "nvmlDeviceGetMemoryBusWidth": (),
+}
+"""What a card is asked, and what it is asked with besides its handle.
+
+A word after a colon is ours: it tells two questions apart that one call answers.
+"""
 MOMENT_CALLS: Mapping[str, tuple[int, ...]] = {
     "nvmlDeviceGetName": (),
     "nvmlDeviceGetPciInfo": (),
@@ -41,7 +51,7 @@ MOMENT_CALLS: Mapping[str, tuple[int, ...]] = {
     "nvmlDeviceGetComputeRunningProcesses": (),
     "nvmlDeviceGetGraphicsRunningProcesses": (),
 }
-"""What a card is asked about a moment, and what it is asked with besides its handle."""
+"""What a card is asked about a moment."""
 
 
 def read_nvml() -> dict[str, Any]:
@@ -63,7 +73,7 @@ def _read_all() -> dict[str, Any]:
             return {"error": n_devices["error"]}
         return {
             "nvmlSystemGetDriverVersion": _ask(nvml, "nvmlSystemGetDriverVersion"),
-            "devices": [_ask_device(nvml, index, dict.fromkeys(DEVICE_CALLS, ())) for index in range(n_devices)],
+            "devices": [_ask_device(nvml, index, DEVICE_CALLS) for index in range(n_devices)],
         }
 
 
@@ -133,7 +143,7 @@ def _ask_device(nvml: ModuleType, index: int, calls: Mapping[str, tuple[int, ...
     handle = _ask(nvml, "nvmlDeviceGetHandleByIndex", index)
     if isinstance(handle, dict):
         return handle
-    return {call: _ask(nvml, call, handle, *arguments) for call, arguments in calls.items()}
+    return {key: _ask(nvml, key.partition(":")[0], handle, *arguments) for key, arguments in calls.items()}
 
 
 def _ask(nvml: ModuleType, call: str, *arguments: Any) -> Any:

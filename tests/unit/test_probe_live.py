@@ -30,7 +30,7 @@ def test_this_machine() -> None:
 
 
 def test_importing_the_probe_loads_neither_numpy_nor_pynvml() -> None:
-    program = "import sys, offloadtune.probe; print({'numpy', 'pynvml'} & set(sys.modules))"
+    program = "import sys, offloadtune.probe.gpu_hardware; print({'numpy', 'pynvml'} & set(sys.modules))"
     assert run_python(program) == "set()"
 
 
