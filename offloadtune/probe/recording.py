@@ -38,7 +38,7 @@ OTHER_PROCESS = "process"
 
 _SERIAL_KEY = r"[\w .\t-]*(?:serial|uuid|udid|part.?number|asset.?tag)[\w .\t-]*"
 _SERIALS = (
-    re.compile(rf'(?P<key>"{_SERIAL_KEY}"\s*:\s*)"(?P<value>[^"\n]+)"', re.IGNORECASE),  # JSON
+    re.compile(rf'(?P<key>"{_SERIAL_KEY}"\s*:\s*)(?P<value>"[^"\n]+"|[0-9]+)', re.IGNORECASE),  # JSON
     re.compile(rf"^(?P<key>{_SERIAL_KEY}[=:][ \t]*)(?P<value>\S[^\n]*)$", re.IGNORECASE | re.MULTILINE),
 )
 _DASH = r"(?:[-_]|\\x2d)"  # of a UUID; the others are how systemd spells it in the name of a group
@@ -87,8 +87,8 @@ class Scrubber:
             yield re.compile(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])")
 
     def _without_value(self, found: re.Match[str]) -> str:
-        value = self._stand_in(found["value"])
-        return found["key"] + (f'"{value}"' if found[0].endswith('"') else value)
+        value = self._stand_in(found["value"].strip('"'))
+        return found["key"] + (f'"{value}"' if found["key"].startswith('"') else value)
 
     def _stand_in(self, value: str) -> str:
         if _STAND_IN.fullmatch(value):
@@ -112,12 +112,13 @@ class RecordingDoor(Door):
     troubles: list[Exception] = field(default_factory=list, compare=False)
     _asked: set[object] = field(default_factory=set, compare=False)
     _kept: dict[Path, object] = field(default_factory=dict, compare=False)
-    _printed: list[str] = field(default_factory=list, compare=False)
+    _printed: list[tuple[object, str]] = field(default_factory=list, compare=False)
 
     def text(self, path: str) -> str | None:
-        if not path.startswith("/"):  # a file of the record itself; Door.command says so what it is called
-            if self._printed:
-                self._keep(path, self._printed[0], of=self._printed[0])
+        if not path.startswith("/"):  # a file of the record itself: where Door.command looks for what was printed
+            for command, printed in self._printed:
+                self._keep(path, printed, of=command)
+            self._printed.clear()
         elif self._is_new(path):
             text = self.live.text(self.scrubber.restore(path))
             if text is not None:
@@ -131,13 +132,12 @@ class RecordingDoor(Door):
         return Door.names(self, path)
 
     def command(self, name: str, *arguments: str, **options: Any) -> str | None:
-        if self._is_new((name, *arguments)):
-            printed = self.live.command(name, *map(self.scrubber.restore, arguments), **options)
-            self._printed.extend([] if printed is None else [printed])
-        try:
-            return Door.command(self, name, *arguments)
-        finally:
-            self._printed.clear()
+        command = (name, *arguments)
+        if self._is_new(command):
+            printed = self.live.command(*map(self.scrubber.restore, command), **options)
+            if printed is not None:
+                self._printed.append((command, printed))
+        return Door.command(self, *command)
 
     def system(self) -> System:
         if self._is_new("system"):
@@ -215,7 +215,8 @@ def record_machine(folder: Path, *, live: Door = THIS_MACHINE) -> Reading:
             message = f"{folder} is there already and is not an empty folder."
             raise ProbeError(message, hint="Name a folder that does not exist yet.")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".unfinished", dir=folder.parent))
+        made = tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".unfinished", dir=folder.parent)
+        unfinished = Path(os.path.abspath(made))  # noqa: PTH100 - Path.absolute leaves ".." in, where files are compared
         try:
             reading = _record(unfinished, live)
             if folder.exists():

@@ -173,6 +173,7 @@ def test_every_recorded_machine_survives_being_recorded(machine: str, tmp_path: 
         ("Revision\t: d04170\nSerial\t\t: 10000000abcdef01\n", "Revision\t: d04170\nSerial\t\t: removed0\n"),
         ('[{"SerialNumber":"E1B84019","Speed":3200}]', '[{"SerialNumber":"removed0","Speed":3200}]'),
         ('"serial_number" : "C02XX1234567",', '"serial_number" : "removed0",'),
+        ('{"nvmlDeviceGetSerial": 1324419038793}', '{"nvmlDeviceGetSerial": "removed0"}'),
         ('"nvmlDeviceGetUUID": {"error": "NotSupported"}', '"nvmlDeviceGetUUID": {"error": "NotSupported"}'),
         ("GPU-3c1a7b52-9f0e-4d61-8a55-0b7f2f4c9d10", "GPU-removed0"),
         ("pod3c1a7b52_9f0e_4d61_8a55_0b7f2f4c9d10.slice", "podremoved0.slice"),
@@ -313,6 +314,22 @@ def test_tables_of_all_cards_are_cut_to_those_that_are_here(tmp_path: Path) -> N
     recording._shorten_id_tables(tmp_path)
     assert (tmp_path / "pci.ids").read_text() == "1002  AMD\n\t744c  Navi 31\n"
     assert (tmp_path / "amdgpu.ids").read_text() == "744C,\tC8,\tAMD Radeon RX 7900 XTX\n"
+
+
+def test_two_commands_of_one_name_are_not_mixed_up(tmp_path: Path) -> None:
+    long = "x" * 300
+    live = Live(commands={("tool", f"{long}1"): "one", ("tool", f"{long}2"): "two"})
+    door = recorder(tmp_path, live)
+    assert door.command("tool", f"{long}1") == "one"
+    door.command("tool", f"{long}2")
+    assert len(door.troubles) == 1
+
+
+def test_a_folder_may_be_named_by_any_way_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "aside").mkdir()
+    monkeypatch.chdir(tmp_path)
+    record_machine(Path("aside/../new/here"), live=Live(files=MEMORY))
+    assert Door(tmp_path / "new/here").text("/proc/meminfo") == MEMORY["/proc/meminfo"]
 
 
 # --- when it goes wrong --------------------------------------------------------------------------------------------
