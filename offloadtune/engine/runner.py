@@ -13,19 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from offloadtune.engine.classify import classify
 from offloadtune.engine.forecasting import forecasts_of, is_misreading, unforetold
+from offloadtune.engine.holding import DEVICES, HeldWorker
 from offloadtune.engine.process import WORKER_COMMAND, WorkerDiedError, WorkerProcess, WorkerRefusedError
 from offloadtune.engine.ruler import RulerFailedError, RulerRep, RulerTest
 from offloadtune.errors import EngineError
 from offloadtune.plans import Forecast
 from offloadtune.records import (
-    Device,
-    EngineBuild,
     Evidence,
     MemoryUse,
     Outcome,
@@ -38,12 +37,10 @@ from offloadtune.records import (
 
 _N_TINY_CTX = 512
 _DRAIN_S = 5.0
-_RESPAWN_S = 15.0
 _DRAIN_BEAT_S = 0.2
 _CLOSE_S = 20.0
 _FIT_S = 30.0
 _N_WARMUP_STEPS = 2
-_DEVICES = TypeAdapter(tuple[Device, ...])
 _MEMORY = TypeAdapter(tuple[MemoryUse, ...])
 
 
@@ -91,7 +88,7 @@ Arguments = Callable[[Trial], dict[str, Any] | None]
 """What `Llama` of llama-cpp-python is told for a trial; None where another front end is the target."""
 
 
-class Runner:
+class Runner(HeldWorker):
     """Trials of one file on one set of devices. A context manager: leaving it leaves no process behind.
 
     Trials for which `arguments` has an answer are visited through `Llama`, the rest through the engine itself.
@@ -104,11 +101,9 @@ class Runner:
         command: Sequence[str] = WORKER_COMMAND,
         arguments: Arguments = lambda _trial: None,
     ) -> None:
+        super().__init__(endpoints, command)
         self._path = path
         self._arguments = arguments
-        self._endpoints = tuple(endpoints)
-        self._command = tuple(command)
-        self._worker: WorkerProcess | None = None
         self._placement: tuple[Any, ...] | None = None
         self._loaded: int | None = None
         self._load_ns: int | None = None
@@ -117,39 +112,6 @@ class Runner:
         self.n_model_loads = 0
         self.around_visits: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Entered for the timed part of a trial, when it is loaded, opened and proven."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The process of the living worker, () where there is none."""
-        return (self._worker.pid,) if self._worker is not None and self._worker.is_alive else ()
-
-    def close(self) -> None:
-        """End the worker; what it held is free when this returns."""
-        if self._worker is not None:
-            self._worker.leave()
-            self._forget()
-
-    def kill(self) -> None:
-        """End the worker at once, in the middle of whatever it does."""
-        if self._worker is not None:
-            self._worker.end()
-            self._forget()
-
-    def describe(self) -> tuple[EngineBuild, tuple[Device, ...]]:
-        """The engine and the devices it lists. Raises EngineMissingError, EngineError."""
-        try:
-            hello = self._living().hello
-        except WorkerDiedError as error:
-            message = f"The engine's process died at its first task: {classify(error.evidence, offloads=True)[1]}."
-            hint = "try again; if a remote device is used, see that it keeps running"
-            raise EngineError(message, hint=hint) from None
-        return EngineBuild(**hello["build"]), _DEVICES.validate_python(hello["devices"])
 
     def fit_layers(self, settings: Settings, margin_bytes: int, *, timeout_s: float) -> tuple[int | None, bool]:
         """n_gpu_layers by llama.cpp's --fit rule with the memory free now, -1 for all, and whether that is all it says.
@@ -359,23 +321,19 @@ class Runner:
     # --- the worker ------------------------------------------------------------------------------------------
 
     def _living(self) -> WorkerProcess:
-        if self._worker is None or not self._worker.is_alive:
-            self._forget()
-            self._worker = WorkerProcess(self._endpoints, self._command)
+        is_new = not self.pids
+        worker = super()._living()
+        if is_new:
             self._drained_bytes = self._free_bytes()
-        return self._worker
+        return worker
 
     def _forget(self) -> None:
-        self._worker, self._placement, self._loaded = None, None, None
-
-    def _ask(self, call: str, deadline: float, **args: Any) -> dict[str, Any]:
-        """Ask the worker there is: one that died in between must not be replaced behind the back of its handles."""
-        assert self._worker is not None
-        return self._worker.ask(call, timeout_s=max(0.0, deadline - time.monotonic()), **args)
+        super()._forget()
+        self._placement, self._loaded = None, None
 
     def _free_bytes(self) -> dict[str, int]:
         """Free memory of each offload device now."""
-        devices = _DEVICES.validate_python(self._ask("devices", time.monotonic() + _CLOSE_S)["devices"])
+        devices = DEVICES.validate_python(self._ask("devices", time.monotonic() + _CLOSE_S)["devices"])
         return {device.name: device.free_bytes for device in devices if device.is_offload_target}
 
     def _place(self, settings: Settings, deadline: float) -> None:
@@ -390,21 +348,6 @@ class Runner:
         self.n_model_loads += 1
         value = self._ask("load", deadline, path=str(self._path), settings=dataclasses.asdict(settings))
         self._placement, self._loaded, self._load_ns = settings.placement, value["handle"], value["load_ns"]
-
-    def _respawn(self, deadline: float) -> None:
-        """A living worker. A device that is restarting (a remote one whose server died) is waited for a while."""
-        give_up = min(deadline, time.monotonic() + _RESPAWN_S)
-        while True:
-            try:
-                self._living()
-            except (EngineError, WorkerDiedError) as error:
-                self.kill()
-                if time.monotonic() > give_up:
-                    text = str(error) if isinstance(error, EngineError) else "the engine's process does not start again"
-                    raise WorkerDiedError(Evidence(phase="load", abort_text=text), timed_out=False) from None
-                time.sleep(0.5)
-            else:
-                return
 
     def unload(self) -> None:
         """Free the placement and wait until its memory is back or stands still: drivers return it late.

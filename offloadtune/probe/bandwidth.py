@@ -1,7 +1,7 @@
-"""How fast this machine reads main memory with all its cores at once.
+"""How fast this machine reads and copies main memory, with one thread and with more.
 
-Reading is what generating a token costs, so reading is what is timed: copying would count its writes too. The
-maximum of integers is bound by memory where a sum is bound by arithmetic, and numpy lets other threads run meanwhile.
+Reading is what generating a token costs, so reading is what counts; a copy is told beside it. The maximum of integers
+is bound by memory where a sum is bound by arithmetic, and numpy lets other threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -9,17 +9,27 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
-from offloadtune.units import MIB
+from offloadtune.hardware import MemorySpeed
+from offloadtune.units import GIB, MIB
 
 N_PASSES = 5
+N_PASSES_LEAST = 2
+ENOUGH_NS = 300_000_000
 LEAST_CACHE_MULTIPLE = 4
 LEAST_BYTES = 128 * MIB
 LEAST_BYTES_PER_THREAD = 16 * MIB
+MOST_BYTES_PER_THREAD = GIB
 START_DEADLINE_S = 2.0
+
+_Cells = np.ndarray[Any, np.dtype[np.int64]]
+_Move = Callable[[_Cells], object]
+"""Moves as many bytes as the array has."""
 
 
 def bytes_to_read(n_threads: int, l3_bytes: int | None, most_bytes: int) -> int | None:
@@ -32,7 +42,39 @@ def bytes_to_read(n_threads: int, l3_bytes: int | None, most_bytes: int) -> int 
 
 
 def measure_read(n_threads: int, n_bytes: int) -> float | None:
-    """Bytes per second that `n_threads` read together, None when memory or threads ran out.
+    """Bytes per second that `n_threads` read together, None when memory or threads ran out."""
+    speeds = _measure(n_threads, n_bytes, (_read,))
+    return speeds[0] if speeds else None
+
+
+def measure_speeds(n_threads_most: int, l3_bytes: int | None, most_bytes: int) -> tuple[MemorySpeed, ...]:
+    """The speeds of 1, 2, 4, ... and `n_threads_most` threads, without those that memory or threads do not allow."""
+    speeds = []
+    for n_threads in _ladder(n_threads_most):
+        n_bytes = bytes_to_read(n_threads, l3_bytes, most_bytes)
+        # where the caches are larger than this, they are split among the cores: few threads have but a part of them
+        found = n_bytes and _measure(n_threads, min(n_bytes, n_threads * MOST_BYTES_PER_THREAD), (_read, _copy))
+        if found:
+            read, copy = found
+            speeds.append(MemorySpeed(n_threads=n_threads, read_bytes_per_s=read, copy_bytes_per_s=copy))
+    return tuple(speeds)
+
+
+def _ladder(n_most: int) -> tuple[int, ...]:
+    return (*(1 << i for i in range((n_most - 1).bit_length())), n_most)
+
+
+def _read(cells: _Cells) -> object:
+    return cells.max()
+
+
+def _copy(cells: _Cells) -> object:
+    half = len(cells) // 2
+    return np.copyto(cells[:half], cells[half : 2 * half])
+
+
+def _measure(n_threads: int, n_bytes: int, moves: tuple[_Move, ...]) -> tuple[float, ...] | None:
+    """Bytes per second of each of `moves` by all threads together, None when memory or threads ran out.
 
     Each thread goes over its own share several times; the sum of the threads' median speeds leaves out the ragged
     start and end, where not all of them are running.
@@ -41,19 +83,27 @@ def measure_read(n_threads: int, n_bytes: int) -> float | None:
     share = n_bytes // n_threads
     try:
         with ThreadPoolExecutor(n_threads) as pool:
-            return sum(pool.map(lambda _: _read_share(share, start), range(n_threads)))
+            by_thread = list(pool.map(lambda _: _move_share(share, moves, start), range(n_threads)))
     except (MemoryError, RuntimeError):  # RuntimeError: no new thread, or the barrier broke because of one
         return None
+    return tuple(map(sum, zip(*by_thread, strict=True)))
 
 
-def _read_share(n_bytes: int, start: threading.Barrier) -> float:
+def _move_share(n_bytes: int, moves: tuple[_Move, ...], start: threading.Barrier) -> list[float]:
     # written, not only allocated: untouched pages are all one page of zeros, which stays in the cache; and written
     # here, so that the pages lie in the memory next to this thread
     cells = np.ones(n_bytes // 8, dtype=np.int64)
-    start.wait()
-    durations_ns = []
-    for _ in range(N_PASSES):
+    speeds = []
+    for move in moves:
+        start.wait()
+        speeds.append(cells.nbytes / (_median_ns(move, cells) / 1e9))
+    return speeds
+
+
+def _median_ns(move: _Move, cells: _Cells) -> float:
+    durations_ns: list[int] = []
+    while len(durations_ns) < N_PASSES_LEAST or (len(durations_ns) < N_PASSES and sum(durations_ns) < ENOUGH_NS):
         started_ns = time.perf_counter_ns()
-        cells.max()
+        move(cells)
         durations_ns.append(time.perf_counter_ns() - started_ns)
-    return cells.nbytes / (statistics.median(durations_ns) / 1e9)
+    return statistics.median(durations_ns)

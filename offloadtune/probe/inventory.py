@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from offloadtune.hardware import MemorySpeed
 from offloadtune.probe.cpu import read_cpu
 from offloadtune.probe.facts import Fact
 from offloadtune.probe.gpu import read_gpus
@@ -14,6 +15,8 @@ from offloadtune.records import Cpu, Host, Note, Ram
 
 LEAST_TIMES_AVAILABLE = 8
 """Memory must be free this many times over what the measurement takes: it must not push anything out to swap."""
+
+_RECORDED = "The machine is a recorded one; only a live one can be timed."
 
 
 def probe_host(*, measure: bool = True, door: Door = THIS_MACHINE) -> Host:
@@ -32,6 +35,16 @@ def probe_host(*, measure: bool = True, door: Door = THIS_MACHINE) -> Host:
         ram = dataclasses.replace(ram, read_bytes_per_s=bytes_per_s, n_threads_read=n_threads)
     gpus, gpu_notes = read_gpus(door)
     return Host(os=os_name(door, system), cpu=cpu, ram=ram, nvml_gpus=gpus, notes=cpu_notes + ram_notes + gpu_notes)
+
+
+def memory_speeds(host: Host, door: Door = THIS_MACHINE) -> Fact[tuple[MemorySpeed, ...]]:
+    """What 1, 2, 4, ... and all cores of `host` read and copy."""
+    if door.is_recorded:
+        return _not_measured(_RECORDED)
+    from offloadtune.probe.bandwidth import measure_speeds  # noqa: PLC0415 - numpy is slow to load
+
+    speeds = measure_speeds(_n_cores(host.cpu), host.cpu.l3_bytes, _most_bytes(host.ram))
+    return speeds or _not_measured("Too little memory is free to read more than the caches hold, or threads ran out.")
 
 
 def os_name(door: Door, system: System) -> str:
@@ -53,18 +66,26 @@ def parse_os_release(text: str) -> Mapping[str, str]:
 def _read_speed(cpu: Cpu, ram: Ram, door: Door) -> Fact[tuple[int, float]]:
     """Threads and bytes per second."""
     if door.is_recorded:
-        return _not_measured("The machine is a recorded one; only a live one can be timed.")
+        return _not_measured(_RECORDED)
     # numpy takes longer to load than all the rest of the probe
     from offloadtune.probe.bandwidth import bytes_to_read, measure_read  # noqa: PLC0415
 
-    n_threads = cpu.n_physical_cores or cpu.n_logical_cores
-    n_bytes = bytes_to_read(n_threads, cpu.l3_bytes, most_bytes=ram.available_bytes // LEAST_TIMES_AVAILABLE)
+    n_threads = _n_cores(cpu)
+    n_bytes = bytes_to_read(n_threads, cpu.l3_bytes, _most_bytes(ram))
     if n_bytes is None:
         return _not_measured("Too little memory is free to read more than the caches hold.")
     bytes_per_s = measure_read(n_threads, n_bytes)
     if bytes_per_s is None:
         return _not_measured("Memory or threads ran out while reading.")
     return n_threads, bytes_per_s
+
+
+def _n_cores(cpu: Cpu) -> int:
+    return cpu.n_physical_cores or cpu.n_logical_cores
+
+
+def _most_bytes(ram: Ram) -> int:
+    return ram.available_bytes // LEAST_TIMES_AVAILABLE
 
 
 def _not_measured(reason: str) -> Note:

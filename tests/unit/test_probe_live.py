@@ -7,12 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from offloadtune.probe import Door, bandwidth, host, probe_host
-from offloadtune.probe.bandwidth import bytes_to_read, measure_read
-from offloadtune.units import GIB, MIB
+from offloadtune.probe import Door, host, probe_host
 
 
 def test_this_machine() -> None:
@@ -42,43 +39,6 @@ def test_affinity_is_honoured() -> None:
         "print(cpu.n_logical_cores, cpu.n_physical_cores)"
     )
     assert run_python(program) in {"1 1", "1 None"}
-
-
-@pytest.mark.parametrize("n_threads", [1, 2, 3])
-def test_reading_gives_a_speed(n_threads: int) -> None:
-    speed = measure_read(n_threads, 4 * MIB)
-    assert speed is not None
-    assert speed > 0
-
-
-def test_threads_that_cannot_be_fed_give_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = iter(range(2))
-    ones = np.ones
-
-    def one_refusal(*arguments: object, **options: object) -> object:
-        if next(calls) == 0:
-            raise MemoryError
-        return ones(*arguments, **options)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(bandwidth, "START_DEADLINE_S", 0.05)
-    monkeypatch.setattr(np, "ones", one_refusal)
-    assert measure_read(2, MIB) is None
-
-
-@pytest.mark.parametrize(
-    ("n_threads", "l3_bytes", "most_bytes", "expected"),
-    [
-        (2, None, 3 * GIB, 256 * MIB),
-        (16, 64 * MIB, 8 * GIB, 512 * MIB),
-        (32, 32 * MIB, 8 * GIB, GIB),
-        (2, 32 * MIB, 130 * MIB, 130 * MIB),  # still four times the cache
-        (2, 54 * MIB, 200 * MIB, None),
-    ],
-)
-def test_arrays_outgrow_the_caches_or_are_not_read(
-    n_threads: int, l3_bytes: int | None, most_bytes: int, expected: int | None
-) -> None:
-    assert bytes_to_read(n_threads, l3_bytes, most_bytes) == expected
 
 
 def test_the_door_gives_none_for_what_is_not_there(tmp_path: Path) -> None:

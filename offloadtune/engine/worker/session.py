@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from offloadtune.engine import osdoor
-from offloadtune.engine.worker import fit_rule, forecast, lines, llama_class, native, ruler
+from offloadtune.engine.worker import fit_rule, forecast, lines, llama_class, native, ruler, transfers
 from offloadtune.engine.worker.prompt import Prompt, tokenize
 from offloadtune.engine.worker.refused import RefusedError
 
@@ -74,6 +74,11 @@ class Session:
 
     def devices(self) -> dict[str, Any]:
         return {"devices": [native.describe_device(device) for device in native.devices()]}
+
+    def transfers(self, device: str, n_threads: int | None) -> dict[str, Any]:
+        """What the device of that name moves; see transfers.py. Leaves nothing behind."""
+        self._log.forget()
+        return transfers.measure(device, n_threads)
 
     def fit_layers(self, path: str, settings: dict[str, Any], margin_bytes: int) -> dict[str, Any]:
         """n_gpu_layers by llama.cpp's own rule; see fit_rule.py."""

@@ -1,0 +1,111 @@
+"""What a device moves, on the real llama.cpp: the CPU, the virtual card, and cards that die or are too small."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import MIB, CardMaker
+
+from offloadtune.engine import Runner
+from offloadtune.hardware import DeviceSpeed
+from offloadtune.records import Device
+
+pytestmark = pytest.mark.engine
+
+TIMEOUT_S = 60.0
+
+
+def device_of(runner: Runner, kind: str) -> Device:
+    return next(device for device in runner.describe()[1] if device.kind == kind)
+
+
+def moved(speed: DeviceSpeed) -> tuple[float | None, ...]:
+    return speed.to_pageable_bytes_per_s, speed.from_pageable_bytes_per_s, speed.memory_bytes_per_s
+
+
+def pinned(speed: DeviceSpeed) -> tuple[float | None, ...]:
+    return speed.to_pinned_bytes_per_s, speed.from_pinned_bytes_per_s
+
+
+def test_the_cpu_and_the_card_move_data_and_have_no_pinned_buffers(make_card: CardMaker) -> None:
+    card = make_card(2, 512 * MIB)
+    with Runner(Path(), (card.endpoint,)) as runner:
+        for kind in ("cpu", "gpu"):
+            device = device_of(runner, kind)
+            speed = runner.transfers(device.name, timeout_s=TIMEOUT_S, n_threads=2)
+            print(speed)
+            assert speed.device == device.name
+            assert all(one is not None and one > 0 for one in moved(speed)), speed.reason
+            assert pinned(speed) == (None, None)
+            assert speed.reason == "It has no pinned buffers in main memory."
+        assert device_of(runner, "gpu").free_bytes > 400 * MIB  # nothing is left behind
+
+
+def test_a_card_too_small_for_usual_sizes_is_measured_with_less(make_card: CardMaker) -> None:
+    card = make_card(1, 8 * MIB)
+    with Runner(Path(), (card.endpoint,)) as runner:
+        speed = runner.transfers(device_of(runner, "gpu").name, timeout_s=TIMEOUT_S)
+    assert all(one is not None and one > 0 for one in moved(speed)), speed.reason
+
+
+def test_a_card_without_free_memory_gives_a_reason(make_card: CardMaker) -> None:
+    card = make_card(1, MIB // 4)
+    with Runner(Path(), (card.endpoint,)) as runner:
+        speed = runner.transfers(device_of(runner, "gpu").name, timeout_s=TIMEOUT_S)
+        assert moved(speed) == (None, None, None)
+        assert speed.reason == "The device has no memory free to measure with."
+        assert runner.transfers(device_of(runner, "cpu").name, timeout_s=TIMEOUT_S).memory_bytes_per_s
+
+
+def test_a_card_that_claims_more_than_it_gives_is_measured_with_less(make_card: CardMaker) -> None:
+    """Its driver takes most of it as soon as anything is asked for."""
+    card = make_card(1, 64 * MIB, driver_bytes=54 * MIB)
+    with Runner(Path(), (card.endpoint,)) as runner:
+        speed = runner.transfers(device_of(runner, "gpu").name, timeout_s=TIMEOUT_S)
+    assert all(one is not None and one > 0 for one in moved(speed)), speed.reason
+
+
+def test_a_card_that_dies_gives_a_reason_and_the_next_request_a_figure(make_card: CardMaker) -> None:
+    card = make_card(1, 512 * MIB)
+    with Runner(Path(), (card.endpoint,)) as runner:
+        name = device_of(runner, "gpu").name
+        pid = card.pid
+        os.kill(pid, signal.SIGSTOP)  # so that it surely dies in the middle
+
+        def kill() -> None:
+            time.sleep(0.5)
+            os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        speed = runner.transfers(name, timeout_s=TIMEOUT_S)
+        killer.join()
+        assert moved(speed) == (None, None, None)
+        assert speed.reason is not None
+        assert speed.reason.startswith("The remote device went away while measuring: ")
+        again = runner.transfers(name, timeout_s=TIMEOUT_S)
+        assert all(one is not None and one > 0 for one in moved(again)), again.reason
+
+
+def test_a_card_that_hangs_is_given_up(make_card: CardMaker) -> None:
+    card = make_card(1, 512 * MIB)
+    with Runner(Path(), (card.endpoint,)) as runner:
+        name = device_of(runner, "gpu").name
+        os.kill(card.pid, signal.SIGSTOP)
+        speed = runner.transfers(name, timeout_s=1.0)
+        assert moved(speed) == (None, None, None)
+        assert speed.reason == "No answer in the time allowed, while measuring."
+        assert runner.pids == ()
+
+
+def test_a_device_that_is_not_there_is_told(make_card: CardMaker) -> None:
+    card = make_card(1, 64 * MIB)
+    with Runner(Path(), (card.endpoint,)) as runner:
+        speed = runner.transfers("CUDA7", timeout_s=TIMEOUT_S)
+    assert moved(speed) == (None, None, None)
+    assert speed.reason == "The engine lists no device named CUDA7."
