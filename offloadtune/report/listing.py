@@ -17,6 +17,7 @@ from offloadtune.units import format_bytes, format_count
 
 _COLUMNS = (("name", False), ("size", True), ("model", False), ("type", False), ("fits", False), ("profile", False))
 _STYLES = {FitVerdict.ALL: "green", FitVerdict.SOME: "yellow", FitVerdict.NO: "red", FitVerdict.UNKNOWN: "dim"}
+_PROFILES = {True: "yes", False: "no", None: "unknown"}
 _ADVISED = (FitVerdict.ALL, FitVerdict.SOME, FitVerdict.MAIN_MEMORY, FitVerdict.UNKNOWN)
 
 
@@ -59,7 +60,7 @@ def _table(models: Sequence[ListedFile]) -> Table:
             f"{_model_words(file)}{shards}",
             printable(file.quantisation),
             _fit_text(file),
-            "" if not file.has_profile else "yes",
+            _PROFILES[file.has_profile],
             file.program,
         )
     return table

@@ -8,6 +8,7 @@ parts numbered -partial-0 and so on (ollama/ollama issue 8769).
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 
 from offloadtune.shelves.walking import Walk
 
+_LOST = "has a manifest, but what it names is gone"
 _MANIFEST_BYTES = 1 << 20
 _DEPTH = 6
 _DIGEST = re.compile(r"sha256[:-](?P<hex>[0-9a-f]{64})")
@@ -79,4 +81,4 @@ def _of_manifest(root: Path, path: Path, names: tuple[str, ...]) -> Iterator[Oll
         if _KINDS[kind]:
             yield OllamaFile(path=blob, names=(f"{names[0]} {_KINDS[kind]}",), companion=_KINDS[kind])
         else:
-            yield OllamaFile(path=blob, names=names)
+            yield OllamaFile(path=blob, names=names, trouble="" if os.path.lexists(blob) else _LOST)

@@ -19,6 +19,7 @@ from typing import Any
 from offloadtune.shelves.walking import DEEPEST
 
 _SETTINGS_BYTES = 1 << 20
+_OLLAMA_SERVICES = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/models", "/var/lib/ollama")
 
 
 class Layout(StrEnum):
@@ -136,11 +137,7 @@ def _ollama(user: _User) -> Sequence[Place]:
     """OLLAMA_MODELS holds for who sets it; a service has a home and an environment of its own."""
     folders = [user.named("OLLAMA_MODELS") or user.home / ".ollama" / "models"]
     if user.platform not in {"darwin", "win32"}:
-        folders += [
-            Path("/usr/share/ollama/.ollama/models"),
-            Path("/var/lib/ollama/models"),
-            Path("/var/lib/ollama"),
-        ]
+        folders += map(Path, _OLLAMA_SERVICES)
     return tuple(Place(program="Ollama", path=folder, layout=Layout.OLLAMA) for folder in folders)
 
 
