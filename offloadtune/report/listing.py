@@ -15,7 +15,9 @@ from offloadtune.report.json_values import plain
 from offloadtune.report.words import printable
 from offloadtune.units import format_bytes, format_count
 
-_COLUMNS = (("name", False), ("size", True), ("model", False), ("type", False), ("fits", False), ("profile", False))
+_NAME_CELLS = 48
+"""Names up to here stay whole on a terminal of 100 columns; a path may be longer."""
+
 _STYLES = {FitVerdict.ALL: "green", FitVerdict.SOME: "yellow", FitVerdict.NO: "red", FitVerdict.UNKNOWN: "dim"}
 _PROFILES = {True: "yes", False: "no", None: "unknown"}
 _ADVISED = (FitVerdict.ALL, FitVerdict.SOME, FitVerdict.MAIN_MEMORY, FitVerdict.UNKNOWN)
@@ -24,7 +26,8 @@ _ADVISED = (FitVerdict.ALL, FitVerdict.SOME, FitVerdict.MAIN_MEMORY, FitVerdict.
 def listing_view(listing: Listing) -> RenderableType:
     """A row for each model, then what accompanies models, what cannot be used and why, and what to do next."""
     if not listing.files:
-        return Group(*_nothing_lines(listing), *_note_lines(listing))
+        next_step = Text("Next: put a .gguf file into ./gguf_models, or name its folder: offloadtune list FOLDER")
+        return Group(*_nothing_lines(listing), *_note_lines(listing), Text(), next_step)
     models = [file for file in listing.files if file.is_model]
     parts: list[RenderableType] = []
     if models:
@@ -48,16 +51,18 @@ def listing_json(listing: Listing) -> dict[str, Any]:
 
 
 def _table(models: Sequence[ListedFile]) -> Table:
+    """Two lines a row: what the header says stands below the name, so that names stay whole on narrow terminals."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title, is_number in _COLUMNS:
-        table.add_column(title, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
-    table.add_column("from", overflow="fold")
+    longest = max(len(printable(file.name)) for file in models)
+    table.add_column("name", min_width=min(longest, _NAME_CELLS), overflow="fold")
+    table.add_column("size", justify="right", no_wrap=True)
+    for title in ("type", "fits", "profile", "from"):
+        table.add_column(title, no_wrap=title != "from", overflow="fold")
     for file in models:
-        shards = f" in {file.n_shards} shards" if file.n_shards > 1 else ""
+        name = Text(printable(file.name)).append(f"\n  {_model_words(file)}", style="dim")
         table.add_row(
-            printable(file.name),
+            name,
             format_bytes(file.file_bytes),
-            f"{_model_words(file)}{shards}",
             printable(file.quantisation),
             _fit_text(file),
             _PROFILES[file.has_profile],
@@ -67,9 +72,10 @@ def _table(models: Sequence[ListedFile]) -> Table:
 
 
 def _model_words(file: ListedFile) -> str:
-    experts = f", {file.n_expert} experts" if file.n_expert else ""
     layers = format_count(file.n_layer or 0, "layer")
-    return f"{printable(file.arch)} {_params_words(file.n_params or 0)}, {layers}{experts}"
+    experts = f", {file.n_expert} experts" if file.n_expert else ""
+    shards = f", {file.n_shards} shards" if file.n_shards > 1 else ""
+    return f"{printable(file.arch)} {_params_words(file.n_params or 0)}, {layers}{experts}{shards}"
 
 
 def _params_words(n_params: int) -> str:
@@ -88,7 +94,7 @@ def _fit_text(file: ListedFile) -> Text:
         FitVerdict.ALL: "all layers",
         FitVerdict.SOME: f"{fit.n_gpu_layers} of {fit.n_gpu_layers_all} layers",
         FitVerdict.MAIN_MEMORY: "main memory",
-        FitVerdict.NO: f"no, lacks {format_bytes(fit.short_bytes or 0)}",
+        FitVerdict.NO: f"lacks {format_bytes(fit.short_bytes or 0)}",
         FitVerdict.UNKNOWN: "unknown",
     }
     return Text(words[fit.verdict], style=_STYLES.get(fit.verdict, ""))
@@ -141,6 +147,6 @@ def _nothing_lines(listing: Listing) -> Iterator[Text]:
     yield Text("Looked in:")
     for shelf in listing.shelves:
         state = {True: "nothing in it", False: "not there", None: "may not be seen"}[shelf.is_there]
-        yield Text(f"- {printable(str(shelf.path))} ({shelf.program}): {state}", style="dim")
-    yield Text()
-    yield Text("Next: put a .gguf file into ./gguf_models, or name its folder: offloadtune list FOLDER")
+        path = str(shelf.path)
+        whose = "" if shelf.program.endswith(path) else f" ({shelf.program})"
+        yield Text(f"- {printable(path)}{whose}: {state}", style="dim")
