@@ -59,9 +59,9 @@ class FitVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFit:
-    """`n_gpu_layers` is the most that fits, of `n_gpu_layers_all`; `short_bytes` is what main memory lacks.
+    """`n_gpu_layers` is the most that fits, of `n_gpu_layers_all`, None where not even 0 does.
 
-    None where nothing fits or it is not known; then `reason` says why, as a full sentence.
+    Then `short_bytes` is what main memory lacks. `reason` is a full sentence where the verdict is not known.
     """
 
     verdict: FitVerdict

@@ -82,7 +82,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
         str | None, typer.Option(metavar="FILE", help="A draft model, all of it on the last device.")
     ] = None,
     mmproj: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A projector of images, on the first device.")
+        str | None, typer.Option(metavar="FILE", help="A projector of images, on the first device.")
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Ask the engine itself, which loads nothing.")] = False,
     batch: Annotated[
@@ -123,7 +123,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
         target=Target(options.choice("--target", target, list(Target))),
         asked={name: value for name, value in asked.items() if value is not None},
         draft=None if draft is None else files.path_of(draft),
-        mmproj=mmproj,
+        mmproj=None if mmproj is None else files.path_of(mmproj),
         is_exact=exact,
     )
     if batch is not None:

@@ -45,9 +45,7 @@ def list_files(folders: Sequence[Path] = (), progress: Callable[[int, int], None
     `progress` is told how many headers of how many were read. Raises UsageError for a folder that does not exist.
     """
     for folder in folders:
-        if not folder.exists():
-            hint = "check the spelling; the usual folders are looked into without being named"
-            raise UsageError(f"{folder} does not exist.", hint=hint)
+        _check_is_there(folder)
     shelved = shelved_here(folders)
     handles = handles_of(shelved.files)
     files, notes = shelved.files, shelved.notes
@@ -70,6 +68,16 @@ def list_files(folders: Sequence[Path] = (), progress: Callable[[int, int], None
         available_bytes=room.available_bytes if room else None,
         no_fit=judge.no_fit,
     )
+
+
+def _check_is_there(folder: Path) -> None:
+    try:
+        folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        hint = "check the spelling; the usual folders are looked into without being named"
+        raise UsageError(f"{folder} does not exist.", hint=hint) from None
+    except OSError:  # whoever looks into it says why it cannot be read
+        return
 
 
 def _judge() -> _Judge:
@@ -103,7 +111,7 @@ def _listed(file: ShelvedFile, name: str, judge: _Judge) -> ListedFile:
         facts = read_gguf(file.path, identify=False)
     except GgufError as error:
         companion = _companion_of(file.path)
-        trouble = "" if companion else str(error).removeprefix(f"{file.path} ").rstrip(".")
+        trouble = "" if companion else _predicate(str(error), file.path)
         return dataclasses.replace(listed, companion=companion, trouble=trouble)
     return dataclasses.replace(
         listed,
@@ -116,6 +124,12 @@ def _listed(file: ShelvedFile, name: str, judge: _Judge) -> ListedFile:
         fit=_fit(facts, judge),
         has_profile=None if judge.machine_id is None else _has_profile(facts, judge.machine_id),
     )
+
+
+def _predicate(sentence: str, path: Path) -> str:
+    """A sentence about `path` without its subject; one about another file, a shard, is told whole."""
+    subject, text = f"{path} ", sentence.rstrip(".")
+    return text.removeprefix(subject) if text.startswith(subject) else f"cannot be used: {text}"
 
 
 def _companion_of(path: Path) -> str:

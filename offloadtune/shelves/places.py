@@ -65,7 +65,10 @@ def usual_places(environ: Mapping[str, str], home: Path, platform: str) -> tuple
         *_jan(user),
         *_gpt4all(user),
     )
-    return tuple({(place.path, place.layout): place for place in reversed(places)}.values())[::-1]
+    once: dict[tuple[Path, Layout], Place] = {}
+    for place in places:
+        once.setdefault((place.path, place.layout), place)
+    return tuple(once.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,8 +225,17 @@ def test_where_nothing_can_be_run_no_engine_is_started(shelf: Path, monkeypatch:
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="does not exist"):
-        list_files([tmp_path / "absent"])
+    for folder in (tmp_path / "absent", Path(__file__) / "x"):
+        with pytest.raises(UsageError, match="does not exist"):
+            list_files([folder])
+
+
+def test_what_is_wrong_with_a_shard_is_told_whole() -> None:
+    path = Path("/m/a-00001-of-00002.gguf")
+    assert listing._predicate(f"{path} is cut at 5 of 7 bytes.", path) == "is cut at 5 of 7 bytes"
+    assert listing._predicate("/m/a-00002-of-00002.gguf is empty.", path) == (
+        "cannot be used: /m/a-00002-of-00002.gguf is empty"
+    )
 
 
 def test_of_too_many_files_the_first_are_read(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,14 @@ def test_lm_studio_is_where_its_pointer_and_its_settings_say(tmp_path: Path) -> 
     assert f"{tmp_path}/.lmstudio/models" in paths
 
 
+def test_a_folder_that_two_rules_name_keeps_its_first_place(tmp_path: Path) -> None:
+    (tmp_path / ".lmstudio-home-pointer").write_text(f"{tmp_path}/.lmstudio", encoding="utf-8")
+    assert paths_of("LM Studio", {}, tmp_path) == [
+        f"{tmp_path}/.lmstudio/models",
+        f"{tmp_path}/.cache/lm-studio/models",
+    ]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"data_folder": 5}', '{"data_folder": "relative"}', "[" * 100_000])
 def test_settings_that_say_nothing_are_passed_over(text: str, tmp_path: Path) -> None:
     put(tmp_path / ".local/share/Jan/settings.json").write_text(text, encoding="utf-8")
