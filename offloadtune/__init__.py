@@ -6,11 +6,12 @@ The map, in the order of a sweep (each arrow is one stage, each stage one module
         Workload + Goal + budget --search--> Trial --engine--> TrialResult --store--> journal
         TrialResult --stats, recommend--> Recommendation --export--> profile, snippet, command --report--> screen
 
-Floors, enforced by tests/test_floors.py; a module imports only what stands below it:
+Floors, enforced by tests/test_floors.py; a module imports only what stands below it,
+words nothing but the standard library:
 
-    0  units errors records sweeps recalls plans workloads conditions hardware rows benches trends  words, stdlib only
+    0  units errors records sweeps recalls plans workloads conditions hardware rows benches trends listings  words
     1  stats lengths interference bench footprint search recommend    judgement: pure functions of records
-    1  probe gguf catalogue engine store export report install serve logs    hands: touch the world, no judgement
+    1  probe gguf catalogue engine store export report install serve logs shelves    hands: touch the world, never judge
     2  pipeline    the conductor: knows both wings
     3  cli    the face
 

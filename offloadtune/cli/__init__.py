@@ -16,6 +16,7 @@ import typer
 
 import offloadtune
 from offloadtune.cli import apply, bench, export, history, inspect, plan, probe, recommend, sweep, workload
+from offloadtune.cli import list as list_
 from offloadtune.errors import OffloadTuneError
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command()(probe.probe)
 app.command()(inspect.inspect)
+app.command("list")(list_.list_files)
 app.command()(plan.plan)
 app.command()(workload.workload)
 app.command()(sweep.sweep)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +12,12 @@ from offloadtune.records import WORKLOADS, Goal, Target
 if TYPE_CHECKING:
     from offloadtune.recalls import Question
 
-File = Annotated[Path, typer.Argument(help="A GGUF model file that was measured.", show_default=False)]
+ModelFile = Annotated[
+    str, typer.Argument(help="A GGUF model file, any shard of one, or its name in the list.", show_default=False)
+]
+File = Annotated[
+    str, typer.Argument(help="A GGUF model file that was measured, or its name in the list.", show_default=False)
+]
 GoalText = Annotated[
     str | None, typer.Option("--goal", help=f"What best means: {', '.join(Goal)}.", autocompletion=one_of(Goal))
 ]
@@ -32,13 +36,13 @@ ContextSize = Annotated[int | None, typer.Option("--n-ctx", min=1, help="Context
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def question(file: Path, goal: str | None, workload: str | None, target: str | None, n_ctx: int | None) -> Question:
+def question(file: str, goal: str | None, workload: str | None, target: str | None, n_ctx: int | None) -> Question:
     """What is asked; what is not said is taken as in the newest sweep. Raises UsageError."""
-    from offloadtune.cli import options  # noqa: PLC0415 - kept out of --help
+    from offloadtune.cli import files, options  # noqa: PLC0415 - kept out of --help
     from offloadtune.recalls import Question  # noqa: PLC0415
 
     return Question(
-        path=file,
+        path=files.path_of(file),
         goal=Goal(options.choice("--goal", goal, list(Goal))) if goal else None,
         workload=options.workload(workload) if workload else None,
         target=options.target(target),

@@ -15,7 +15,7 @@ from offloadtune.records import WORKLOADS
 
 def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="A GGUF model file, or the first shard of one.", show_default=False)],
+    file: asking.ModelFile,
     settings: Annotated[
         Path | None,
         typer.Option(metavar="PROFILE", help="The profile to measure; default: what is recommended for FILE."),
@@ -45,24 +45,24 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
     """Run the fixed script with FILE: the first token by prompt length, writing by depth; appended to the trend."""
     from offloadtune import pipeline, report  # noqa: PLC0415 - kept out of --help
     from offloadtune.benches import BenchRequest  # noqa: PLC0415
-    from offloadtune.cli import console, options, progress, rows  # noqa: PLC0415
+    from offloadtune.cli import console, files, options, progress, rows  # noqa: PLC0415
 
     if llama_bench:
         source = context.get_parameter_source("budget")
         if settings or workload or n_ctx or json or (source and source.name != "DEFAULT"):
             message = "--llama-bench takes the options of llama-bench, and --rpc, but no other of bench."
             raise UsageError(message, hint="print JSON with -o json, set the context with -p, -n and -d")
-        if str(file).startswith("-"):
-            message = f"{str(file)!r} is no model file: FILE comes before the options of llama-bench."
+        if file.startswith("-"):
+            message = f"{file!r} is no model file: FILE comes before the options of llama-bench."
             raise UsageError(message, hint="write offloadtune bench FILE --llama-bench, then its options, without -m")
-        rows.run(file, context.args, rpc or ())
+        rows.run(files.path_of(file), context.args, rpc or ())
         return
     if context.args:
         message = f"{context.args[0]!r} is no option of bench: its script measures the same every time."
         raise UsageError(message, hint="run offloadtune bench --help, or add --llama-bench to measure as it does")
 
     request = BenchRequest(
-        path=file,
+        path=files.path_of(file),
         profile_path=settings,
         workload=options.workload(workload) if workload else None,
         budget_s=options.seconds("--budget", budget),

@@ -14,7 +14,9 @@ from offloadtune.rows import ROW_FORMATS
 
 
 def history(
-    file: Annotated[Path | None, typer.Argument(help="Only what was measured of this GGUF model file.")] = None,
+    file: Annotated[
+        str | None, typer.Argument(help="Only what was measured of this GGUF model file, or of that name.")
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Check the newest benches against those before; exits with 4 if slower.")
     ] = False,
@@ -42,10 +44,11 @@ def history(
         _import(imported, as_json=json)
     elif rows:
         _print_rows(rows)
-    elif check:
-        _check(file, as_json=json)
     else:
-        _list(file, as_json=json)
+        from offloadtune.cli import files  # noqa: PLC0415 - kept out of --help
+
+        path = files.path_of(file, may_be_gone=True) if file else None
+        (_check if check else _list)(path, as_json=json)
 
 
 def _list(file: Path | None, *, as_json: bool) -> None:

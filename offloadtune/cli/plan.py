@@ -16,7 +16,9 @@ _LOAD_MODES = ("mmap", "none", "mlock", "mmap_mlock", "direct_io", "auto")
 
 
 def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
-    file: Annotated[Path | None, typer.Argument(help="A GGUF model file.", show_default=False)] = None,
+    file: Annotated[
+        str | None, typer.Argument(help="A GGUF model file, or its name in the list.", show_default=False)
+    ] = None,
     shape: Annotated[
         str | None,
         typer.Option(
@@ -77,10 +79,10 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
         str | None, typer.Option("--load-mode", help=f"{', '.join(_LOAD_MODES)}.", autocompletion=one_of(_LOAD_MODES))
     ] = None,
     draft: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A draft model, all of it on the last device.")
+        str | None, typer.Option(metavar="FILE", help="A draft model, all of it on the last device.")
     ] = None,
     mmproj: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A projector of images, on the first device.")
+        str | None, typer.Option(metavar="FILE", help="A projector of images, on the first device.")
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Ask the engine itself, which loads nothing.")] = False,
     batch: Annotated[
@@ -91,7 +93,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
 ) -> None:
     """Say what settings would take of each device and of main memory, before anything is loaded."""
     from offloadtune import pipeline, report  # noqa: PLC0415 - kept out of --help
-    from offloadtune.cli import console, options  # noqa: PLC0415
+    from offloadtune.cli import console, files, options  # noqa: PLC0415
     from offloadtune.plans import PlanRequest  # noqa: PLC0415
 
     asked: dict[str, Any] = {
@@ -110,7 +112,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
         "load_mode": load_mode if load_mode is None else options.choice("--load-mode", load_mode, _LOAD_MODES),
     }
     request = PlanRequest(
-        path=file,
+        path=None if file is None else files.path_of(file),
         shape=shape,
         quant=quant,
         card=card,
@@ -120,8 +122,8 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
         endpoints=tuple(rpc or ()),
         target=Target(options.choice("--target", target, list(Target))),
         asked={name: value for name, value in asked.items() if value is not None},
-        draft=draft,
-        mmproj=mmproj,
+        draft=None if draft is None else files.path_of(draft),
+        mmproj=None if mmproj is None else files.path_of(mmproj),
         is_exact=exact,
     )
     if batch is not None:

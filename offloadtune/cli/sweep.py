@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from offloadtune.cli import asking
 from offloadtune.cli.completion import one_of
 from offloadtune.errors import InterruptedSweepError
 from offloadtune.records import WORKLOADS, Goal, Target
 
 
 def sweep(  # noqa: PLR0913, PLR0917 - one parameter an option
-    file: Annotated[Path, typer.Argument(help="A GGUF model file, or the first shard of one.", show_default=False)],
+    file: asking.ModelFile,
     budget: Annotated[str, typer.Option(metavar="TIME", help="Time for measuring, like 90s or 10m.")] = "120s",
     goal: Annotated[
         str, typer.Option(help=f"What best means: {', '.join(Goal)}.", autocompletion=one_of(Goal))
@@ -47,11 +47,11 @@ def sweep(  # noqa: PLR0913, PLR0917 - one parameter an option
 ) -> None:
     """Measure how FILE runs best here, write the settings as a profile, and say why."""
     from offloadtune import pipeline, report  # noqa: PLC0415 - kept out of --help
-    from offloadtune.cli import console, options, progress  # noqa: PLC0415
+    from offloadtune.cli import console, files, options, progress  # noqa: PLC0415
     from offloadtune.sweeps import SweepRequest  # noqa: PLC0415
 
     request = SweepRequest(
-        path=file,
+        path=files.path_of(file),
         workload=options.workload(workload),
         budget_s=options.seconds("--budget", budget),
         goal=Goal(options.choice("--goal", goal, list(Goal))),

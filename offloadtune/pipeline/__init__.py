@@ -31,6 +31,8 @@ staling      profiles that were made on something else than is here now
 gathering    a workload from a log of real requests
 undisturbed  trials measured again when something else ran
 watching     what else went on in the machine meanwhile
+listing      the GGUF files on this machine, and how much of each its devices hold
+naming       the file that a word means where it is no path
 rows         llama-bench's tests, and the rows of others
 interrupts   when Ctrl-C must wait
 
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from offloadtune.pipeline.batches import plan_lines
     from offloadtune.pipeline.benching import bench_file
     from offloadtune.pipeline.gathering import gather_workload
+    from offloadtune.pipeline.listing import list_files
+    from offloadtune.pipeline.naming import resolve
     from offloadtune.pipeline.planning import plan
     from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe, standing_now
     from offloadtune.pipeline.rows import bench_rows, import_rows, render_rows, stored_rows
@@ -68,12 +72,14 @@ __all__ = [
     "import_rows",
     "inspect",
     "keep_run",
+    "list_files",
     "plan",
     "plan_lines",
     "probe",
     "quant_names",
     "recommend_stored",
     "render_rows",
+    "resolve",
     "serve_stored",
     "server_command",
     "shape_names",
@@ -96,11 +102,13 @@ _HOMES = {
     "import_rows": "rows",
     "inspect": "probing",
     "keep_run": "trending",
+    "list_files": "listing",
     "plan": "planning",
     "plan_lines": "batches",
     "probe": "probing",
     "quant_names": "shapes",
     "render_rows": "rows",
+    "resolve": "naming",
     "shape_names": "shapes",
     "standing_now": "probing",
     "stored_rows": "rows",

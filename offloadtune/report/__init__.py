@@ -2,6 +2,7 @@
 
 from offloadtune.report.benches import bench_json, bench_view, visit_words
 from offloadtune.report.json_values import history_json, inspect_json, probe_json, recall_json, sweep_json
+from offloadtune.report.listing import listing_json, listing_view
 from offloadtune.report.plans import plan_line_json, plan_report_json, plan_view
 from offloadtune.report.stored import history_view, recall_view
 from offloadtune.report.terminal import headline, inspect_view, probe_view, sweep_view
@@ -28,6 +29,8 @@ __all__ = [
     "imported_view",
     "inspect_json",
     "inspect_view",
+    "listing_json",
+    "listing_view",
     "plan_line_json",
     "plan_report_json",
     "plan_view",
