@@ -9,7 +9,7 @@ The map, in the order of a sweep (each arrow is one stage, each stage one module
 Floors, enforced by tests/test_floors.py; a module imports only what stands below it:
 
     0  units errors records sweeps recalls plans workloads conditions hardware rows benches trends  words, stdlib only
-    1  stats lengths interference bench footprint search recommend    judgement: pure functions of records
+    1  stats lengths interference bench footprint search recommend doctor    judgement: pure functions of records
     1  probe gguf catalogue engine store export report install serve logs    hands: touch the world, no judgement
     2  pipeline    the conductor: knows both wings
     3  cli    the face

@@ -1,6 +1,7 @@
 """The conductor: probe -> plan -> run -> store -> recommend -> export. The only package that knows both wings.
 
 probing      the machine, the engine's devices, a header
+examining    what holds the machine back, and the machine written down
 planning     what settings take, before anything is loaded
 here         the same on this machine's own devices
 batches      the same for every line of a file
@@ -45,9 +46,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from offloadtune.pipeline.batches import plan_lines
     from offloadtune.pipeline.benching import bench_file
+    from offloadtune.pipeline.examining import diagnose, keep_machine
     from offloadtune.pipeline.gathering import gather_workload
     from offloadtune.pipeline.planning import plan
-    from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe, standing_now
+    from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe, probe_machine, standing_now
     from offloadtune.pipeline.rows import bench_rows, import_rows, render_rows, stored_rows
     from offloadtune.pipeline.shapes import card_names, quant_names, shape_names
     from offloadtune.pipeline.summing import history
@@ -62,15 +64,18 @@ __all__ = [
     "card_names",
     "check_trends",
     "crash_path",
+    "diagnose",
     "export_stored",
     "gather_workload",
     "history",
     "import_rows",
     "inspect",
+    "keep_machine",
     "keep_run",
     "plan",
     "plan_lines",
     "probe",
+    "probe_machine",
     "quant_names",
     "recommend_stored",
     "render_rows",
@@ -91,14 +96,17 @@ _HOMES = {
     "card_names": "shapes",
     "check_trends": "trending",
     "crash_path": "probing",
+    "diagnose": "examining",
     "gather_workload": "gathering",
     "history": "summing",
     "import_rows": "rows",
     "inspect": "probing",
+    "keep_machine": "examining",
     "keep_run": "trending",
     "plan": "planning",
     "plan_lines": "batches",
     "probe": "probing",
+    "probe_machine": "probing",
     "quant_names": "shapes",
     "render_rows": "rows",
     "shape_names": "shapes",
