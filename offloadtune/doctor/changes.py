@@ -47,7 +47,7 @@ def _memory(old: MachineProfile, new: MachineProfile) -> Iterator[str]:
             said = [f"{verb} {_counted(which)}" for verb, which in (("came", come), ("went", gone)) if which]
             yield f"Memory modules changed: {', '.join(said)}."
     speeds = (f"{one} MT/s" if one else None for one in (before.configured_mt_per_s, after.configured_mt_per_s))
-    yield from _differ("The speed memory is set to", *speeds)
+    yield from _differ("The speed of memory", *speeds)
     yield from _differ("The number of memory channels used", before.n_channels, after.n_channels)
 
 

@@ -30,7 +30,7 @@ def channels_unused(examined: Examination) -> Iterator[Finding]:
     yield Finding(
         code="single_channel" if is_single else "channels_unused",
         severity=Severity.WARNING,
-        words=f"{words} of {n_most}, so the CPU writes at about {n_used / n_most:.0%} of the speed it could.",
+        words=f"{words} of {n_most}, so the CPU generates at about {n_used / n_most:.0%} of its speed.",
         evidence=f"{_modules(memory)}{_measured_words(memory)}.",
         next_step="Spread equal modules over all channels; the board's manual names the slots.",
     )

@@ -80,7 +80,7 @@ def variables(examined: Examination) -> Iterator[Finding]:
         yield Finding(
             code="environment_settings",
             severity=Severity.NOTE,
-            words="Variables of the environment change how llama.cpp runs, under whatever the command line says.",
+            words="Variables of the environment change how llama.cpp runs, unseen.",
             evidence=f"Set: {', '.join(examined.variables)}.",
             next_step="Unset those you do not mean.",
         )

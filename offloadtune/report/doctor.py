@@ -12,26 +12,26 @@ from rich.text import Text
 
 from offloadtune.hardware import Diagnosis, Finding, Medium, Severity
 from offloadtune.report.json_values import plain
-from offloadtune.report.machine import machine_rows
 from offloadtune.report.terminal import facts_table
 from offloadtune.report.words import printable
 from offloadtune.units import format_bytes, format_bytes_per_s, format_count, format_tok_per_s
 
 _STYLES = {Severity.PROBLEM: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
-_LEGEND = """\
-usual: what media of this class reach; prompts, writing: what it is good for, reading a prompt and writing the answer
-at most: tokens a second if every byte a token reads came from there; measured bandwidth only, and no run reaches it"""
+_LEGEND = "usual: what media of this class reach; prompts, writing: how good it is for reading and for the answer"
+_CEILING = (
+    "at most: tokens a second if all of the {} of this file that a token reads came from there, by what was measured"
+)
 
 
 def doctor_view(said: Diagnosis) -> RenderableType:
     profile = said.examination.profile
     facts = facts_table()
-    for title, words in machine_rows(profile.machine, profile.engine, profile.hardware, profile.device_speeds):
-        facts.add_row(printable(title), printable(words))
-    lines: list[RenderableType] = [facts, Text(), _ladder_table(said.ladder)]
+    facts.add_row("machine", printable(profile.machine.machine_id))
+    facts.add_row("engine", printable(profile.engine.version) if profile.engine else "not installed")
+    lines: list[RenderableType] = [facts, Text(), _ladder_table(said.ladder), Text(_LEGEND, style="dim")]
     if said.bytes_per_token:
-        lines.append(Text(f"a token reads {format_bytes(said.bytes_per_token)} of this file", style="dim"))
-    lines += [Text(_LEGEND, style="dim"), Text(), *_finding_lines(said.findings), *_change_lines(said.changes)]
+        lines.append(Text(_CEILING.format(format_bytes(said.bytes_per_token)), style="dim"))
+    lines += [Text(), *_finding_lines(said.findings), *_change_lines(said.changes)]
     lines += [Text(printable(words), style="dim") for words in _unknown(said)]
     if said.machine_path:
         lines.append(Text(f"machine: {printable(str(said.machine_path))}"))
@@ -107,7 +107,7 @@ def _change_lines(changes: Sequence[str] | None) -> Iterator[Text]:
     if changes is None:
         return
     yield Text()
-    yield Text("changed since:" if changes else "nothing changed since.", style="bold")
+    yield Text("Changed since then:" if changes else "Nothing changed since then.", style="bold")
     yield from (Text(f"- {printable(one)}") for one in changes)
 
 

@@ -37,13 +37,13 @@ def probe_view(
     """The machine as probed, with the reasons for what is unknown, and what stands against measuring `now`."""
     table = facts_table()
     for title, words in (
-        *machine_rows(machine, engine, hardware, device_speeds),
+        *_machine_rows(machine, engine, hardware, device_speeds),
         *_titled("now", [one.words for one in now]),
-        *_titled("as root", hardware.root_would_add if hardware else ()),
     ):
         table.add_row(printable(title), printable(words))
-    notes = (*machine.host.notes, *(hardware.notes if hardware else ()), *machine.notes)
-    return Group(table, *(Text(printable(words), style="dim") for words in _note_lines(notes)))
+    lines = [*_note_lines((*machine.host.notes, *(hardware.notes if hardware else ()), *machine.notes))]
+    lines += hardware.root_would_add if hardware else ()
+    return Group(table, *(Text(printable(words), style="dim") for words in lines))
 
 
 def probe_json(
@@ -67,7 +67,7 @@ def probe_json(
     return value
 
 
-def machine_rows(
+def _machine_rows(
     machine: Machine, engine: EngineBuild | None, hardware: Hardware | None, device_speeds: Sequence[DeviceSpeed]
 ) -> Iterator[_Row]:
     """Title and words; a row without a title goes on with the one above."""
@@ -137,8 +137,8 @@ def _module_words(memory: MemoryHardware) -> str:
 def _channel_words(memory: MemoryHardware) -> str:
     words = []
     if memory.n_channels:
-        of = f" of {memory.n_channels_most}" if memory.n_channels_most else ""
-        words.append(f"{memory.n_channels}{of} {'channel' if of == ' of 1' or memory.n_channels == 1 else 'channels'}")
+        of = f"{memory.n_channels} of " if memory.n_channels_most else ""
+        words.append(f"{of}{format_count(memory.n_channels_most or memory.n_channels, 'channel')}")
     if memory.theoretical_bytes_per_s:
         words.append(f"{format_bytes_per_s(memory.theoretical_bytes_per_s)} in theory")
     return ", ".join(words)
