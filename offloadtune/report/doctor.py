@@ -29,7 +29,7 @@ def doctor_view(said: Diagnosis) -> RenderableType:
     facts.add_row("machine", printable(profile.machine.machine_id))
     facts.add_row("engine", printable(profile.engine.version) if profile.engine else "not installed")
     lines: list[RenderableType] = [facts, Text(), _ladder_table(said.ladder), Text(_LEGEND, style="dim")]
-    if said.bytes_per_token:
+    if said.bytes_per_token and any(one.decode_ceiling_tok_per_s for one in said.ladder):
         lines.append(Text(_CEILING.format(format_bytes(said.bytes_per_token)), style="dim"))
     lines += [Text(), *_finding_lines(said.findings), *_change_lines(said.changes)]
     lines += [Text(printable(words), style="dim") for words in _unknown(said)]

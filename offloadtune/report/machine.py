@@ -24,6 +24,8 @@ _FIGURES = (
     ("from_pageable_bytes_per_s", "from it unpinned"),
 )
 
+_N_SUBJECTS = 4
+
 _Row = tuple[str, str]
 
 
@@ -285,11 +287,14 @@ def _titled(title: str, lines: Sequence[str]) -> Iterator[_Row]:
 
 
 def _note_lines(notes: Sequence[Note]) -> Iterator[str]:
-    """One line a reason, with all that is unknown for it."""
+    """One line a reason, with what is unknown for it."""
     subjects: dict[str, list[str]] = {}
     for note in dict.fromkeys(notes):
         subjects.setdefault(note.reason, []).append(note.subject)
-    return (f"{', '.join(about)}: {reason}" for reason, about in subjects.items())
+    for reason, about in subjects.items():
+        n_more = len(about) - _N_SUBJECTS
+        more = f" and {n_more} more" if n_more > 0 else ""
+        yield f"{', '.join(about[:_N_SUBJECTS])}{more}: {reason}"
 
 
 def _known(value: object) -> str:
