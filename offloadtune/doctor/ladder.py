@@ -21,7 +21,7 @@ from offloadtune.doctor.classes import (
     memory_class,
     pcie_class,
 )
-from offloadtune.doctor.joining import card_of, device_of, is_remote, local_devices, speed_of
+from offloadtune.doctor.joining import card_of, device_of, is_remote, local_devices, speed_of, title
 from offloadtune.hardware import DeviceSpeed, Disk, GpuHardware, MachineProfile, Medium
 from offloadtune.records import Device, GgufFacts
 
@@ -96,7 +96,7 @@ def _device_memories(profile: MachineProfile) -> Iterator[_Rung]:
         measured = speed.memory_bytes_per_s if speed else None
         yield "device", f"{device.name} {_described(device, card)}", _memory_class(device, card, profile), measured
     for gpu in _unlisted(profile):
-        yield "device", f"{gpu.name} (not used by the engine)", card_class(gpu.name), None
+        yield "device", f"{title(gpu)}, not used by the engine", card_class(gpu.name), None
 
 
 def _main_memory(profile: MachineProfile) -> Iterator[_Rung]:
@@ -121,7 +121,7 @@ def _links(profile: MachineProfile) -> Iterator[_Rung]:
         elif device.kind == "gpu" and (card is None or card.kind != "integrated"):
             yield "link", f"main memory to {device.name}{how}", pcie_class(*link_of(card, speed)), measured
     for gpu in _unlisted(profile):
-        yield "link", f"main memory to {gpu.name}", pcie_class(*link_of(gpu, None)), None
+        yield "link", f"main memory to {title(gpu)}", pcie_class(*link_of(gpu, None)), None
 
 
 def link_of(card: GpuHardware | None, speed: DeviceSpeed | None) -> tuple[int | None, int | None]:
@@ -143,8 +143,8 @@ def _memory_class(device: Device, card: GpuHardware | None, profile: MachineProf
     if is_remote(device):
         return "another machine's", REMOTE
     if device.kind == "igpu" or (card and card.kind == "integrated"):
-        title, class_range = _main_class(profile)
-        return f"{title}, shared" if "shared" not in title else title, class_range
+        name, class_range = _main_class(profile)
+        return f"{name}, shared" if "shared" not in name else name, class_range
     return card_class(card.name if card else device.description)
 
 

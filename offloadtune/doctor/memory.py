@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from offloadtune.hardware import Examination, Finding, MemoryHardware, Severity
+from offloadtune.interference import FULL_SWAP_FRAC
 from offloadtune.units import GIB, MIB, format_bytes, format_bytes_per_s, format_count
 
 SLOW_FRAC, SLOW_FRAC_MANY_CHANNELS = 0.4, 0.25
@@ -95,7 +96,7 @@ def memory_limit(examined: Examination) -> Iterator[Finding]:
 def swap_used(examined: Examination) -> Iterator[Finding]:
     """Swap in use; that it is full is another rule's."""
     total, free = examined.now.swap_total_bytes, examined.now.swap_free_bytes
-    if total is None or free is None or total - free < SWAP_WORTH_SAYING_BYTES:
+    if total is None or free is None or total - free < SWAP_WORTH_SAYING_BYTES or free < FULL_SWAP_FRAC * total:
         return
     yield Finding(
         code="swap_used",

@@ -13,36 +13,43 @@ from offloadtune.units import format_bytes, format_bytes_per_s, format_seconds
 SLOW_DISK_FRAC = 0.5
 """Of the low end of the drive's class."""
 
-_STANDING: dict[DisturbanceKind, tuple[str, Severity, str]] = {
-    DisturbanceKind.BATTERY: ("on_battery", Severity.WARNING, "Plug the machine in before you measure or compare."),
+_STANDING: dict[DisturbanceKind, tuple[str, str, str]] = {
+    DisturbanceKind.BATTERY: (
+        "on_battery",
+        "The machine runs on its battery, and spares it.",
+        "Plug the machine in before you measure or compare.",
+    ),
     DisturbanceKind.POWER_PROFILE: (
         "power_saver",
-        Severity.WARNING,
+        "The machine saves power, so the CPU runs below its speed.",
         "Choose the performance profile: powerprofilesctl set performance, or cpupower frequency-set -g performance.",
     ),
-    DisturbanceKind.SWAP: ("swap_full", Severity.WARNING, "Close what takes memory, or add swap."),
+    DisturbanceKind.SWAP: (
+        "swap_full",
+        "Swap is full, so the system ends programs when memory runs short.",
+        "Close what takes memory, or add swap.",
+    ),
     DisturbanceKind.GPU_PROCESS: (
         "gpu_memory_taken",
-        Severity.WARNING,
+        "Other programs hold memory of a card that a model then lacks.",
         "Close these programs before a model is loaded.",
     ),
     DisturbanceKind.GPU_THROTTLE: (
         "gpu_throttled",
-        Severity.WARNING,
+        "A card protects itself and runs below its speed.",
         "Let the card cool down; clean its fans and filters.",
     ),
 }
-"""What stands against measuring -> code, severity, next step."""
+"""What stands against measuring -> code, words, next step; the evidence is its own sentence."""
 
 
 def now(examined: Examination) -> Iterator[Finding]:
-    """What stands against measuring at this moment; a sentence of its own judgement is words and evidence in one."""
+    """What stands against measuring at this moment costs speed whatever is run."""
     for one in standing(examined.now):
         if one.kind in _STANDING:
-            code, severity, step = _STANDING[one.kind]
-            yield Finding(
-                code=code, severity=severity, words=one.words, evidence=_clocks(examined, one.kind), next_step=step
-            )
+            code, words, step = _STANDING[one.kind]
+            evidence = f"{one.words}{_clocks(examined, one.kind)}"
+            yield Finding(code=code, severity=Severity.WARNING, words=words, evidence=evidence, next_step=step)
 
 
 def sysmem_fallback(examined: Examination) -> Iterator[Finding]:
@@ -146,15 +153,12 @@ def _disk_evidence(disk: Disk, examined: Examination) -> str:
 
 
 def _clocks(examined: Examination, kind: DisturbanceKind) -> str:
-    """The figures behind a sentence that has none."""
-    moment = examined.now
-    if kind is DisturbanceKind.GPU_THROTTLE:
-        clocks = [
-            f"GPU {gpu.index} at {gpu.clock_mhz} of {gpu.most_clock_mhz} MHz"
-            for gpu in moment.gpus
-            if gpu.clock_mhz and gpu.most_clock_mhz
-        ]
-        return f"{'; '.join(clocks)}." if clocks else "The driver says so now."
-    if kind is DisturbanceKind.POWER_PROFILE:
-        return f"Governor {moment.governor or 'unknown'}, profile {moment.power_profile or 'unknown'}."
-    return "So the system says now."
+    """The clocks of the cards, for what says that one is held down."""
+    if kind is not DisturbanceKind.GPU_THROTTLE:
+        return ""
+    clocks = [
+        f"GPU {gpu.index} at {gpu.clock_mhz} of {gpu.most_clock_mhz} MHz"
+        for gpu in examined.now.gpus
+        if gpu.clock_mhz and gpu.most_clock_mhz
+    ]
+    return f" Clocks: {', '.join(clocks)}." if clocks else ""

@@ -111,6 +111,7 @@ WRONG: list[tuple[dict[str, Any], str, Severity, tuple[str, ...]]] = [
     ),
     ({"now.swap_free_bytes": 7 * GIB}, "swap_used", Severity.NOTE, ("1.00 GiB of 8.00 GiB",)),
     ({"now.swap_free_bytes": 4 * GIB}, "swap_used", Severity.WARNING, ("4.00 GiB of 8.00 GiB",)),
+    ({"now.swap_free_bytes": 64 << 20}, "swap_full", Severity.WARNING, ("64.0 MiB of 8.00 GiB are free",)),
     ({f"{MEMORY}.numa_nodes": TWO_NODES}, "numa_nodes", Severity.NOTE, ("32.0 GiB, 32.0 GiB", "--numa distribute")),
     (
         {"profile.hardware.limits": Limits(address_space_bytes=2 * GIB)},
@@ -286,7 +287,7 @@ def test_every_finding_is_of_full_sentences_and_has_a_code_of_its_own() -> None:
                 assert text.endswith("."), text
             assert one.next_step
             found.setdefault(one.code, set()).add(one.severity)
-    assert len(found) == 36
+    assert len(found) == 37
 
 
 @pytest.mark.parametrize(

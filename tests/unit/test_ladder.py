@@ -137,8 +137,8 @@ def test_without_pinned_memory_the_link_is_said_to_be_otherwise() -> None:
 
 def test_a_card_that_the_engine_leaves_alone_is_on_the_ladder() -> None:
     rungs = by_name(changed(PROFILE, {DEVICES: (CPU,), "device_speeds": ()}))
-    assert rungs["NVIDIA GeForce RTX 4090 (not used by the engine)"].bytes_per_s is None
-    assert rungs["main memory to NVIDIA GeForce RTX 4090"].class_name == "PCIe 4 x16"
+    assert rungs["GPU 0 (NVIDIA GeForce RTX 4090), not used by the engine"].bytes_per_s is None
+    assert rungs["main memory to GPU 0 (NVIDIA GeForce RTX 4090)"].class_name == "PCIe 4 x16"
 
 
 def test_a_device_without_an_address_is_the_only_card() -> None:
