@@ -75,7 +75,10 @@ def keep_machine(profile: MachineProfile) -> Path:
     What was measured before is not replaced by what was not.
     """
     path = store.machine_path(profile.machine)
-    if profile.hardware.memory.speeds or not path.exists():
+    is_there = False
+    with contextlib.suppress(OSError):  # of a folder that may not be looked into; writing says so
+        is_there = path.exists()
+    if profile.hardware.memory.speeds or not is_there:
         export.write_text(path, store.render_machine(profile, offloadtune.__version__))
     return path
 

@@ -113,6 +113,9 @@ def _change_lines(changes: Sequence[str] | None) -> Iterator[Text]:
 
 def _unknown(said: Diagnosis) -> Iterator[str]:
     """What was not measured or could not be read, and how it could."""
-    for disk in said.examination.disks:
-        yield from (f"{note.subject}: {note.reason}" for note in disk.notes)
-    yield from said.examination.profile.hardware.root_would_add
+    profile = said.examination.profile
+    notes = [note for note in profile.machine.host.notes if note.subject == "ram.read_bytes_per_s"]
+    notes += [note for disk in said.examination.disks for note in disk.notes]
+    yield from (f"{note.subject}: {note.reason}" for note in notes)
+    yield from (f"{speed.device}: {speed.reason}" for speed in profile.device_speeds if speed.reason)
+    yield from profile.hardware.root_would_add

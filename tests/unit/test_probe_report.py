@@ -382,7 +382,8 @@ def test_a_quick_probe_measures_nothing(made_up: MadeUp, in_process: InProcess) 
 
 def test_memory_that_could_not_be_timed_is_said(made_up: MadeUp, in_process: InProcess) -> None:
     made_up.speeds = ()
-    assert "ram.read_bytes_per_s: Too little memory is free" in in_process("probe").out
+    for command in ("probe", "doctor"):
+        assert "ram.read_bytes_per_s: Too little memory is free" in in_process(command).out
 
 
 def test_without_an_engine_there_is_the_line_that_brings_one(made_up: MadeUp, in_process: InProcess) -> None:
