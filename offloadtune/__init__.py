@@ -10,7 +10,7 @@ Floors, enforced by tests/test_floors.py; a module imports only what stands belo
 words nothing but the standard library:
 
     0  units errors records sweeps recalls plans workloads conditions hardware rows benches trends listings  words
-    1  stats lengths interference bench footprint search recommend    judgement: pure functions of records
+    1  stats lengths interference bench footprint search recommend doctor    judgement: pure functions of records
     1  probe gguf catalogue engine store export report install serve logs shelves    hands: touch the world, never judge
     2  pipeline    the conductor: knows both wings
     3  cli    the face

@@ -45,6 +45,18 @@ class RegressionError(OffloadTuneError):
     exit_code = 4
 
 
+class WarningsFoundError(OffloadTuneError):
+    """`doctor --strict` found what costs speed or memory, and nothing worse."""
+
+    exit_code = 5
+
+
+class ProblemsFoundError(OffloadTuneError):
+    """`doctor --strict` found what stops runs or makes them wrong."""
+
+    exit_code = 6
+
+
 class ProbeError(OffloadTuneError):
     """The machine could not be read at all."""
 
@@ -111,6 +123,8 @@ EXIT_CODES: dict[int, str] = {
     UsageError.exit_code: "an option or argument has a value that cannot be meant",
     NothingWorksError.exit_code: "every trial failed; nothing can be recommended",
     RegressionError.exit_code: "a bench ran slower than before, outside the noise",
+    WarningsFoundError.exit_code: "doctor --strict found what costs speed or memory",
+    ProblemsFoundError.exit_code: "doctor --strict found what stops runs or makes them wrong",
     ProbeError.exit_code: "the machine could not be read",
     GgufError.exit_code: "the model file is missing, unreadable, cut short or not a text-generating GGUF",
     BudgetError.exit_code: "the time or memory allowed is too small for one trial",

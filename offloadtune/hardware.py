@@ -204,6 +204,11 @@ class Hardware:
     notes: tuple[Note, ...] = ()
     root_would_add: tuple[str, ...] = ()
 
+    def card_at(self, address: str | None) -> GpuHardware | None:
+        """The card at a PCI address, of whose domain the engine writes four digits and NVML eight."""
+        ours = (address or "").lower().removeprefix("0000")
+        return next((gpu for gpu in self.gpus if ours and (gpu.pci_bus_id or "").lower().endswith(ours)), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineProfile:
@@ -247,6 +252,7 @@ class Examination:
 
     `needs` are the settings an engine self-test found this build cannot live without, `config_paths` files that change
     runs unseen, `disks` where the model files asked about lie, `file_bytes` the size of the largest of these.
+    `variables` are names of the environment that change runs unseen as well.
     """
 
     profile: MachineProfile
@@ -256,6 +262,7 @@ class Examination:
     config_paths: tuple[Path, ...] = ()
     disks: tuple[Disk, ...] = ()
     file_bytes: int | None = None
+    variables: tuple[str, ...] = ()
 
 
 # --- the ladder ----------------------------------------------------------------------------------------------------
@@ -276,3 +283,19 @@ class Medium:
     fitness_prefill: str
     fitness_decode: str
     decode_ceiling_tok_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """All that the doctor says. `changes` is None where nothing was compared.
+
+    `bytes_per_token` are what the file that was named reads of its weights for a token. `machine_path` is where the
+    machine is written down, None where it is not.
+    """
+
+    examination: Examination
+    ladder: tuple[Medium, ...]
+    findings: tuple[Finding, ...]
+    bytes_per_token: float | None = None
+    changes: tuple[str, ...] | None = None
+    machine_path: Path | None = None

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import offloadtune
-from offloadtune.cli import apply, bench, export, history, inspect, plan, probe, recommend, sweep, workload
+from offloadtune.cli import apply, bench, doctor, export, history, inspect, plan, probe, recommend, sweep, workload
 from offloadtune.cli import list as list_
 from offloadtune.errors import OffloadTuneError
 
@@ -28,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(probe.probe)
+app.command()(doctor.doctor)
 app.command()(inspect.inspect)
 app.command("list")(list_.list_files)
 app.command()(plan.plan)

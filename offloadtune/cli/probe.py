@@ -14,13 +14,14 @@ def probe(
     quick: Annotated[bool, typer.Option("--quick", help="Leave out what has to be measured.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what this machine has: CPU, RAM and its measured bandwidth, and the devices llama.cpp can use."""
+    """Show what this machine has: CPU, memory, cards and limits, their measured speeds, and llama.cpp's devices."""
     from offloadtune import pipeline, report  # noqa: PLC0415 - kept out of --help
     from offloadtune.cli import console  # noqa: PLC0415
 
     now = pipeline.standing_now(rpc or ())
-    machine, engine = pipeline.probe(rpc or (), measure=not quick)
+    found = pipeline.probe_machine(rpc or (), measure=not quick)
+    shown = (found.machine, found.engine, now, found.hardware, found.device_speeds)
     if json:
-        console.show_json(report.probe_json(machine, engine, now))
+        console.show_json(report.probe_json(*shown))
     else:
-        console.show(report.probe_view(machine, engine, now))
+        console.show(report.probe_view(*shown))

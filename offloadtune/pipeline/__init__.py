@@ -1,6 +1,7 @@
 """The conductor: probe -> plan -> run -> store -> recommend -> export. The only package that knows both wings.
 
 probing      the machine, the engine's devices, a header
+examining    what holds the machine back, and the machine written down
 planning     what settings take, before anything is loaded
 here         the same on this machine's own devices
 batches      the same for every line of a file
@@ -47,11 +48,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from offloadtune.pipeline.batches import plan_lines
     from offloadtune.pipeline.benching import bench_file
+    from offloadtune.pipeline.examining import diagnose, keep_machine
     from offloadtune.pipeline.gathering import gather_workload
     from offloadtune.pipeline.listing import list_files
     from offloadtune.pipeline.naming import resolve
     from offloadtune.pipeline.planning import plan
-    from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe, standing_now
+    from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe, probe_machine, standing_now
     from offloadtune.pipeline.rows import bench_rows, import_rows, render_rows, stored_rows
     from offloadtune.pipeline.shapes import card_names, quant_names, shape_names
     from offloadtune.pipeline.summing import history
@@ -66,16 +68,19 @@ __all__ = [
     "card_names",
     "check_trends",
     "crash_path",
+    "diagnose",
     "export_stored",
     "gather_workload",
     "history",
     "import_rows",
     "inspect",
+    "keep_machine",
     "keep_run",
     "list_files",
     "plan",
     "plan_lines",
     "probe",
+    "probe_machine",
     "quant_names",
     "recommend_stored",
     "render_rows",
@@ -97,15 +102,18 @@ _HOMES = {
     "card_names": "shapes",
     "check_trends": "trending",
     "crash_path": "probing",
+    "diagnose": "examining",
     "gather_workload": "gathering",
     "history": "summing",
     "import_rows": "rows",
     "inspect": "probing",
+    "keep_machine": "examining",
     "keep_run": "trending",
     "list_files": "listing",
     "plan": "planning",
     "plan_lines": "batches",
     "probe": "probing",
+    "probe_machine": "probing",
     "quant_names": "shapes",
     "render_rows": "rows",
     "resolve": "naming",

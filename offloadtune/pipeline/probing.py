@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,13 +14,20 @@ from offloadtune.conditions import Disturbance
 from offloadtune.engine import Runner
 from offloadtune.errors import EngineError, EngineMissingError
 from offloadtune.gguf import read_gguf
+from offloadtune.hardware import DeviceSpeed, Hardware, MachineProfile, MemorySpeed
 from offloadtune.interference import on_cards, standing
 from offloadtune.pipeline.rebuilding import missing_backend, rebuild_line
 from offloadtune.plans import CacheCost
 from offloadtune.probe import local_servers, probe_host, read_conditions
-from offloadtune.records import EngineBuild, GgufFacts, Machine, Note, Settings
+from offloadtune.probe.inventory import LEAST_TIMES_AVAILABLE
+from offloadtune.records import Device, EngineBuild, GgufFacts, Host, Machine, Note, Settings
 
+PROBE_S = 4.5
+"""Time for a whole probe, the devices' transfers last: they have what the rest left of it."""
+
+_LEAST_TRANSFER_S = 0.5
 _N_CTX_BLOCK = 256
+_UNTIMED = "ram.read_bytes_per_s"
 
 
 def probe(endpoints: Sequence[str] = (), *, measure: bool = True) -> tuple[Machine, EngineBuild | None]:
@@ -26,18 +36,110 @@ def probe(endpoints: Sequence[str] = (), *, measure: bool = True) -> tuple[Machi
     Raises EngineError when an endpoint does not answer.
     """
     host = probe_host(measure=measure)
+    with Runner(Path(), endpoints) as runner:
+        return _machine(host, _engine_of(runner, endpoints))
+
+
+def probe_machine(
+    endpoints: Sequence[str] = (), *, measure: bool = True, transfer_s: float | None = None
+) -> MachineProfile:
+    """The machine in depth; `measure` times its memory and what its devices move.
+
+    All of it takes PROBE_S at most, unless each device is given `transfer_s`. While a sweep measures nothing is timed:
+    it would disturb it. Raises EngineError when an endpoint does not answer.
+    """
+    from offloadtune.probe import read_hardware  # noqa: PLC0415 - only where the whole machine is asked for
+
+    start_s = time.monotonic()
+    measured_at = datetime.now(UTC).isoformat(timespec="seconds")
+    owner = store.owner_now(store.data_dir()) if measure else None
+    with Runner(Path(), endpoints) as runner, ThreadPoolExecutor(1) as beside:
+        reading = beside.submit(lambda: (probe_host(measure=False), read_hardware()))
+        found = _engine_of(runner, endpoints)  # it takes as long to start as the machine to be read
+        host, hardware = reading.result()
+        machine, engine = _machine(host, found)
+        if owner is not None:
+            reason = f"{owner.what} is being measured now, so nothing was timed beside it."
+            machine = dataclasses.replace(machine, host=_untimed(host, reason))
+        speeds: tuple[DeviceSpeed, ...] = ()
+        if measure and owner is None:
+            host, hardware = _timed_memory(host, hardware)
+            machine = dataclasses.replace(machine, host=host)
+            speeds = _timed_devices(runner, machine.offload_devices, start_s + PROBE_S, transfer_s)
+    return MachineProfile(
+        machine=machine, engine=engine, hardware=hardware, device_speeds=speeds, measured_at=measured_at
+    )
+
+
+def _engine_of(runner: Runner, endpoints: Sequence[str]) -> tuple[EngineBuild, tuple[Device, ...]] | Note:
+    """The engine and its devices, or why there is none. Raises EngineError when an endpoint does not answer."""
     try:
-        with Runner(Path(), endpoints) as runner:
-            build, devices = runner.describe()
+        return runner.describe()
     except (EngineMissingError, EngineError) as error:
         if endpoints and isinstance(error, EngineError):
             raise
-        note = Note(subject="devices", reason=f"{error} To install it: {rebuild_line()}")
-        return Machine(host=host, devices=None, notes=(note,)), None
+        return Note(subject="devices", reason=f"{error} To install it: {rebuild_line()}")
+
+
+def _machine(host: Host, found: tuple[EngineBuild, tuple[Device, ...]] | Note) -> tuple[Machine, EngineBuild | None]:
+    """`host` with the engine's devices, and a note where they are not all they could be."""
+    if isinstance(found, Note):
+        return Machine(host=host, devices=None, notes=(found,)), None
+    build, devices = found
     machine = Machine(host=host, devices=devices)
     if advice := missing_backend(machine, build):
         machine = Machine(host=host, devices=devices, notes=(Note(subject="devices", reason=advice),))
     return machine, build
+
+
+def _timed_memory(host: Host, hardware: Hardware) -> tuple[Host, Hardware]:
+    """Both with what threads read; of the host that of as many threads as it has cores."""
+    from offloadtune.probe.bandwidth import measure_speeds  # noqa: PLC0415 - numpy is slow to import
+
+    cpu, most_bytes = host.cpu, host.ram.available_bytes // LEAST_TIMES_AVAILABLE
+    speeds: tuple[MemorySpeed, ...] = measure_speeds(
+        cpu.n_physical_cores or cpu.n_logical_cores, cpu.l3_bytes, most_bytes
+    )
+    if not speeds:
+        reason = "Too little memory is free to read more than the caches hold, or threads ran out."
+        return _untimed(host, reason), hardware
+    last = max(speeds, key=lambda one: one.n_threads)
+    ram = dataclasses.replace(host.ram, read_bytes_per_s=last.read_bytes_per_s, n_threads_read=last.n_threads)
+    notes = tuple(note for note in host.notes if note.subject != _UNTIMED)
+    memory = dataclasses.replace(hardware.memory, speeds=speeds)
+    return dataclasses.replace(host, ram=ram, notes=notes), dataclasses.replace(hardware, memory=memory)
+
+
+def _untimed(host: Host, reason: str) -> Host:
+    """`host` with why its memory was not timed."""
+    kept = tuple(note for note in host.notes if note.subject != _UNTIMED)
+    return dataclasses.replace(host, notes=(*kept, Note(subject=_UNTIMED, reason=reason)))
+
+
+def _timed_devices(
+    runner: Runner, devices: Sequence[Device], deadline: float, transfer_s: float | None
+) -> tuple[DeviceSpeed, ...]:
+    """What each device moves, in `transfer_s`, or else in its share of the time that is left."""
+    found = []
+    for i, device in enumerate(devices):
+        left_s = transfer_s or (deadline - time.monotonic()) / (len(devices) - i)
+        if left_s < _LEAST_TRANSFER_S:
+            found.append(_no_time(device.name))
+        else:
+            found.append(runner.transfers(device.name, timeout_s=left_s))
+    return tuple(found)
+
+
+def _no_time(device: str) -> DeviceSpeed:
+    return DeviceSpeed(
+        device=device,
+        to_pageable_bytes_per_s=None,
+        from_pageable_bytes_per_s=None,
+        to_pinned_bytes_per_s=None,
+        from_pinned_bytes_per_s=None,
+        memory_bytes_per_s=None,
+        reason="No time was left of that of a probe; offloadtune doctor takes more.",
+    )
 
 
 def standing_now(endpoints: Sequence[str] = (), cards: Collection[str] | None = None) -> tuple[Disturbance, ...]:

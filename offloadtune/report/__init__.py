@@ -1,11 +1,13 @@
 """Records as text for people (rich tables) and for programs (JSON values). Writes nothing itself."""
 
 from offloadtune.report.benches import bench_json, bench_view, visit_words
-from offloadtune.report.json_values import history_json, inspect_json, probe_json, recall_json, sweep_json
+from offloadtune.report.doctor import doctor_json, doctor_view, finding_words
+from offloadtune.report.json_values import history_json, inspect_json, recall_json, sweep_json
 from offloadtune.report.listing import listing_json, listing_view
+from offloadtune.report.machine import probe_json, probe_view
 from offloadtune.report.plans import plan_line_json, plan_report_json, plan_view
 from offloadtune.report.stored import history_view, recall_view
-from offloadtune.report.terminal import headline, inspect_view, probe_view, sweep_view
+from offloadtune.report.terminal import headline, inspect_view, sweep_view
 from offloadtune.report.trends import (
     checks_json,
     checks_view,
@@ -22,6 +24,9 @@ __all__ = [
     "bench_view",
     "checks_json",
     "checks_view",
+    "doctor_json",
+    "doctor_view",
+    "finding_words",
     "headline",
     "history_json",
     "history_view",

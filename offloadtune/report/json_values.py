@@ -10,25 +10,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from offloadtune.conditions import Disturbance
 from offloadtune.plans import CacheCost
 from offloadtune.recalls import JournalSummary, RecallReport, UnreadableJournal
-from offloadtune.records import Comparison, EngineBuild, Figures, GgufFacts, Machine, Outcome, Recommendation
+from offloadtune.records import Comparison, Figures, GgufFacts, Outcome, Recommendation
 from offloadtune.report.words import largest_tensors
 from offloadtune.sweeps import SweepReport
-
-
-def probe_json(machine: Machine, engine: EngineBuild | None, now: Sequence[Disturbance] = ()) -> dict[str, Any]:
-    """The machine as probed; unknown is null, and `notes` say why. Devices name their card in `host.nvml_gpus`.
-
-    `now` lists what stands against measuring, each with its kind, a sentence, and whether it passes.
-    """
-    value = {"machine_id": machine.machine_id, **plain(machine), "engine": plain(engine)}
-    value["now"] = [plain(one) for one in now]
-    for device, described in zip(machine.devices or (), value["devices"] or (), strict=True):
-        gpu = machine.nvml_of(device)
-        described["nvml_index"] = gpu.index if gpu else None
-    return value
 
 
 def inspect_json(facts: GgufFacts, cache: CacheCost | None) -> dict[str, Any]:

@@ -11,19 +11,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from offloadtune.conditions import Disturbance
 from offloadtune.plans import CacheCost
 from offloadtune.records import (
-    Device,
-    EngineBuild,
     Estimate,
     Figures,
     GgufFacts,
     Goal,
-    Machine,
-    NvmlGpu,
     Outcome,
-    Ram,
     Recommendation,
     Settings,
     Target,
@@ -32,7 +26,6 @@ from offloadtune.report.words import largest_tensors, printable
 from offloadtune.sweeps import SweepReport
 from offloadtune.units import (
     format_bytes,
-    format_bytes_per_s,
     format_count,
     format_seconds,
     format_tok_per_s,
@@ -41,32 +34,9 @@ from offloadtune.units import (
 _SHOWN_SETTINGS = ("n_gpu_layers", "n_ctx", "n_batch", "n_ubatch", "n_threads", "n_threads_batch", "flash_attn_type")
 
 
-def probe_view(machine: Machine, engine: EngineBuild | None, now: Sequence[Disturbance] = ()) -> RenderableType:
-    """The machine as probed, with the reasons for what is unknown, and what stands against measuring `now`."""
-    table = _facts_table()
-    cpu, ram = machine.host.cpu, machine.host.ram
-    table.add_row("machine", machine.machine_id)
-    table.add_row("system", machine.host.os)
-    cores = "unknown cores" if cpu.n_physical_cores is None else format_count(cpu.n_physical_cores, "core")
-    table.add_row("cpu", f"{cpu.brand or 'unknown'}, {cores}, {format_count(cpu.n_logical_cores, 'thread')}")
-    table.add_row("ram", _ram_words(ram))
-    table.add_row("engine", engine.version if engine else "not installed")
-    joined = [machine.nvml_of(device) for device in machine.devices or ()]
-    for device, gpu in zip(machine.devices or (), joined, strict=True):
-        table.add_row(f"device {device.name}", _device_words(device) + (_nvml_words(gpu) if gpu else ""))
-    for gpu in machine.host.nvml_gpus or ():
-        if gpu not in joined:
-            missing = " - the engine lists no device at its address" if machine.devices else ""
-            table.add_row(f"nvidia {gpu.index}", f"{gpu.name}{_nvml_words(gpu)}{missing}")
-    for title, one in zip(("now", *[""] * len(now)), now, strict=False):
-        table.add_row(title, one.words)
-    notes = [Text(f"{note.subject}: {note.reason}", style="dim") for note in (*machine.host.notes, *machine.notes)]
-    return Group(table, *notes)
-
-
 def inspect_view(facts: GgufFacts, cache: CacheCost | None) -> RenderableType:
     """What the header says, what a context costs by it, and the largest tensors."""
-    table = _facts_table()
+    table = facts_table()
     table.add_row("file", f"{facts.path.name}, {format_bytes(facts.file_bytes)}, GGUF version {facts.version}")
     table.add_row(
         "model",
@@ -219,37 +189,12 @@ def _device_setting(settings: Settings) -> str:
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)}
 
 
-def _facts_table() -> Table:
+def facts_table() -> Table:
+    """A table of titles and what is said of each."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     return table
-
-
-def _known(value: object) -> str:
-    return "unknown" if value is None else str(value)
-
-
-def _ram_words(ram: Ram) -> str:
-    words = [
-        f"{format_bytes(ram.total_bytes)}, {format_bytes(ram.available_bytes)} available",
-        ram.kind or "type unknown",
-    ]
-    if ram.configured_mt_per_s:
-        words.append(f"{ram.configured_mt_per_s} MT/s")
-    if ram.read_bytes_per_s and ram.n_threads_read:
-        threads = format_count(ram.n_threads_read, "thread")
-        words.append(f"reads {format_bytes_per_s(ram.read_bytes_per_s)} with {threads} (measured)")
-    return ", ".join(words)
-
-
-def _device_words(device: Device) -> str:
-    memory = f"{format_bytes(device.free_bytes)} free of {format_bytes(device.total_bytes)}"
-    return f"{device.description}, {device.kind}" + (f", {memory}" if device.is_offload_target else "")
-
-
-def _nvml_words(gpu: NvmlGpu) -> str:
-    return f", driver {_known(gpu.driver)}, PCIe {_known(gpu.pcie_generation)} x{_known(gpu.n_pcie_lanes)}"
 
 
 def _type_words(facts: GgufFacts) -> str:

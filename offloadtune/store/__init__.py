@@ -1,4 +1,4 @@
-"""What is kept between runs: sweeps' journals, trends of benches, llama-bench's rows, facts that are dear to find.
+"""What is kept between runs: journals, trends of benches, llama-bench's rows, machines, facts that are dear to find.
 
 Rejected: one SQLite file (one corruption loses every sweep, migrations in SQL); a journal can be read with `less`.
 """
@@ -8,12 +8,14 @@ from offloadtune.store.facts import FactFile
 from offloadtune.store.home import data_dir, profiles_dir
 from offloadtune.store.journal import RULER, Journal, JournalContent, SweepHeader, has_lines, read_header, read_journal
 from offloadtune.store.lock import Owner, measuring_alone, owner_now
+from offloadtune.store.machines import MACHINE_FORMAT, at_rest, machine_path, read_machine, render_machine
 from offloadtune.store.rows import StoredRows, append_rows, keep_imported, machine_of, read_stored_rows
 from offloadtune.store.soundness import check_settings
 from offloadtune.store.trends import TREND_FORMAT, BrokenLine, TrendContent, append_run, read_runs, trend_paths
 
 __all__ = [
     "FORMAT",
+    "MACHINE_FORMAT",
     "RULER",
     "TREND_FORMAT",
     "BrokenLine",
@@ -26,19 +28,23 @@ __all__ = [
     "TrendContent",
     "append_rows",
     "append_run",
+    "at_rest",
     "check_settings",
     "data_dir",
     "from_json",
     "has_lines",
     "keep_imported",
     "machine_of",
+    "machine_path",
     "measuring_alone",
     "owner_now",
     "profiles_dir",
     "read_header",
     "read_journal",
+    "read_machine",
     "read_runs",
     "read_stored_rows",
+    "render_machine",
     "to_json",
     "trend_paths",
 ]

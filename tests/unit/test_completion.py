@@ -37,7 +37,19 @@ def offered(line: str) -> list[str]:
     [
         (
             "offloadtune ",
-            ["probe", "inspect", "plan", "workload", "sweep", "bench", "recommend", "history", "export", "apply"],
+            [
+                "probe",
+                "doctor",
+                "inspect",
+                "plan",
+                "workload",
+                "sweep",
+                "bench",
+                "recommend",
+                "history",
+                "export",
+                "apply",
+            ],
         ),
         ("offloadtune rec", ["recommend"]),
         ("offloadtune sweep --workload ", list(WORKLOADS)),

@@ -1,0 +1,40 @@
+"""Which card of the driver's is which device of the engine's."""
+
+from __future__ import annotations
+
+from offloadtune.hardware import DeviceSpeed, GpuHardware, MachineProfile
+from offloadtune.records import Device
+
+
+def is_remote(device: Device) -> bool:
+    """Whether the device is another machine's, reached over the network."""
+    return device.name.startswith("RPC")
+
+
+def local_devices(profile: MachineProfile) -> tuple[Device, ...]:
+    """Offload devices of this machine itself, each card once."""
+    return tuple(device for device in profile.machine.offload_devices if not is_remote(device))
+
+
+def card_of(device: Device, profile: MachineProfile) -> GpuHardware | None:
+    """The card behind `device`, by its PCI address; where it has none, the only card there is."""
+    if is_remote(device) or device.kind == "cpu":
+        return None
+    if device.device_id:
+        return profile.hardware.card_at(device.device_id)
+    gpus = profile.hardware.gpus
+    return gpus[0] if len(gpus) == 1 and len(local_devices(profile)) == 1 else None
+
+
+def speed_of(device: Device, profile: MachineProfile) -> DeviceSpeed | None:
+    return next((speed for speed in profile.device_speeds if speed.device == device.name), None)
+
+
+def device_of(gpu: GpuHardware, profile: MachineProfile) -> Device | None:
+    """The engine's device that computes on `gpu`, None where it lists none."""
+    return next((device for device in local_devices(profile) if card_of(device, profile) == gpu), None)
+
+
+def title(gpu: GpuHardware) -> str:
+    """The card in a sentence; an index is of its vendor's own list."""
+    return f"GPU {gpu.index} ({gpu.name})"

@@ -1,0 +1,153 @@
+"""machine.toml: what is known of a machine, in the folder of its profiles.
+
+FORMAT history:
+    1  first: the records of `hardware` by the names of their fields, units in them; what is not known is left out.
+A newer FORMAT than ours is refused. What passes by itself (free memory, processes, temperatures, clocks, a link asleep)
+is not kept: read back, the machine is at rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from offloadtune.errors import UsageError
+from offloadtune.hardware import GpuHardware, MachineProfile
+from offloadtune.records import Device, Machine
+from offloadtune.store.codec import from_json, to_json
+from offloadtune.store.home import profiles_dir
+
+MACHINE_FORMAT = 1
+MOST_BYTES = 8 << 20
+"""No machine takes a tenth of it."""
+
+_HEAD = """\
+# What offloadtune knows of this machine, written by `offloadtune doctor`. Speeds are bytes per second as measured.
+# To see what changed since: offloadtune doctor --since THIS_FILE
+"""
+_HINT = "name a machine.toml that offloadtune doctor wrote"
+
+
+def machine_path(machine: Machine) -> Path:
+    """Where the file of `machine` belongs, beside its profiles."""
+    return (profiles_dir() / machine.machine_id / "machine.toml").absolute()
+
+
+def at_rest(profile: MachineProfile) -> MachineProfile:
+    """The same machine without what passes by itself: all memory free, nothing running, clocks unknown."""
+    machine, hardware = profile.machine, profile.hardware
+    host = machine.host
+    gpus = host.nvml_gpus
+    host = dataclasses.replace(
+        host,
+        ram=dataclasses.replace(host.ram, available_bytes=host.ram.total_bytes),
+        nvml_gpus=None if gpus is None else tuple(dataclasses.replace(one, free_bytes=None) for one in gpus),
+    )
+    devices = None if machine.devices is None else tuple(map(_device_at_rest, machine.devices))
+    return dataclasses.replace(
+        profile,
+        machine=dataclasses.replace(machine, host=host, devices=devices),
+        hardware=dataclasses.replace(hardware, gpus=tuple(map(_card_at_rest, hardware.gpus))),
+    )
+
+
+def render_machine(profile: MachineProfile, version: str) -> str:
+    """The profile at rest as TOML; `version` is offloadtune's."""
+    document = to_json(at_rest(profile))
+    del document["machine"]["host"]["ram"]["available_bytes"]
+    for device in document["machine"]["devices"] or ():
+        del device["free_bytes"]
+    head = {
+        "format": MACHINE_FORMAT,
+        "offloadtune": version,
+        "machine_id": profile.machine.machine_id,
+        "measured_at": document.pop("measured_at"),
+    }
+    return _HEAD + tomli_w.dumps(_without_none({**head, **document}))
+
+
+def read_machine(path: Path) -> MachineProfile:
+    """The machine at rest, as written at `path`. Raises UsageError."""
+    try:
+        document = tomllib.loads(_content(path).decode("utf-8"))
+        if document["format"] > MACHINE_FORMAT:
+            raise UsageError(f"{str(path)!r} was written by a newer offloadtune.", hint="update offloadtune")
+        return _read(document)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UsageError(f"{str(path)!r} is no machine file of offloadtune, or is damaged.", hint=_HINT) from None
+
+
+def _content(path: Path) -> bytes:
+    """Of a file that is longer than any machine's only the beginning, which is no TOML. Raises UsageError."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe without a writer would hold us forever
+            raise OSError(0, "it is no file")  # noqa: TRY301 - said in one place
+        with path.open("rb") as stream:
+            return stream.read(MOST_BYTES)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is no path"
+        raise UsageError(f"The machine file {str(path)!r} cannot be read: {reason}.", hint=_HINT) from None
+
+
+def _read(document: dict[str, Any]) -> MachineProfile:
+    """What is checked here, and not in the types, is what was left out."""
+    ram = document["machine"]["host"]["ram"]
+    ram["available_bytes"] = ram["total_bytes"]
+    for device in document["machine"].get("devices", ()):
+        device["free_bytes"] = device["total_bytes"]
+    known = {field.name: document[field.name] for field in dataclasses.fields(MachineProfile) if field.name in document}
+    return from_json(MachineProfile, _with_none(MachineProfile, known))
+
+
+def _device_at_rest(device: Device) -> Device:
+    return dataclasses.replace(device, free_bytes=device.total_bytes)
+
+
+def _card_at_rest(gpu: GpuHardware) -> GpuHardware:
+    """Its lanes a link keeps asleep, its generation it does not."""
+    return dataclasses.replace(
+        gpu,
+        free_bytes=None,
+        pcie_generation=None,
+        clock_mhz=None,
+        temperature_c=None,
+        throttle_reasons=None,
+        processes=None,
+    )
+
+
+def _without_none(value: Any) -> Any:
+    """`value` as TOML can say it; of a text what is no Unicode, which names of files may hold, becomes "?"."""
+    if isinstance(value, Mapping):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_none(inner) for inner in value]
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+def _with_none(kind: Any, value: Any) -> Any:
+    """`value`, of a record of `kind`, with None wherever a field is missing that has no default."""
+    record = _record_in(kind)
+    if isinstance(value, list):
+        return [_with_none(kind, inner) for inner in value]
+    if record is None or not isinstance(value, dict):
+        return value
+    hints = typing.get_type_hints(record)
+    bare = {field.name: None for field in dataclasses.fields(record) if field.default is dataclasses.MISSING}
+    return {**bare, **{name: _with_none(hints.get(name), inner) for name, inner in value.items()}}
+
+
+def _record_in(kind: Any) -> Any:
+    """The record that `kind` is or holds: of `Record`, `Record | None`, `tuple[Record, ...]` and both together."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return kind
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is tuple:
+        return next((found for one in typing.get_args(kind) if (found := _record_in(one))), None)
+    return None
