@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from offloadtune.doctor.classes import pcie_class
 from offloadtune.doctor.joining import card_of, is_remote, speed_of, title
-from offloadtune.hardware import DeviceSpeed, Examination, Finding, GpuHardware, Severity
+from offloadtune.hardware import DeviceSpeed, Examination, Finding, GpuHardware, MachineProfile, Severity
 from offloadtune.interference import HELD_BYTES
 from offloadtune.records import Device, Note
 from offloadtune.units import MIB, format_bytes, format_bytes_per_s
@@ -75,6 +75,30 @@ _DRIVER_STEPS = {
     "amd": "Install a kernel and firmware that have the amdgpu driver for this card, then restart.",
     "intel": "Install a kernel that has the i915 or xe driver for this card, then restart.",
 }
+
+
+def libraries_missing(examined: Examination) -> Iterator[Finding]:
+    """A card that the kernel's NVIDIA driver has, and that no program here can reach: mostly a container without it."""
+    profile = examined.profile
+    cards = [gpu for gpu in profile.hardware.gpus if driver_name(gpu) == "nvidia" and not _is_used(gpu, examined)]
+    if cards and profile.machine.host.nvml_gpus == ():
+        container = profile.hardware.surroundings.container
+        yield Finding(
+            code="driver_libraries_missing",
+            severity=Severity.WARNING,
+            words=f"Programs cannot use {', '.join(map(title, cards))} from here: the driver's libraries are missing.",
+            evidence=_driver_reason(cards[0], examined),
+            next_step="Start the container with the card: --gpus all, and NVIDIA's container toolkit on the machine."
+            if container
+            else "Install the libraries of the same version as the driver (on Ubuntu: libnvidia-compute).",
+        )
+
+
+def can_compute(gpu: GpuHardware, profile: MachineProfile) -> bool:
+    """Whether a discrete card's driver lets programs here compute on it; of an NVIDIA card NVML must tell."""
+    if gpu.kind != "discrete" or driver_name(gpu) in {"", *CANNOT_COMPUTE, *GIVEN_AWAY}:
+        return False
+    return gpu.vendor != "nvidia" or any(one.index == gpu.index for one in profile.machine.host.nvml_gpus or ())
 
 
 def narrow_link(examined: Examination) -> Iterator[Finding]:
@@ -144,7 +168,7 @@ def memory_taken(examined: Examination) -> Iterator[Finding]:
     for gpu in examined.now.gpus:
         processes = sorted(gpu.other_processes or (), key=lambda one: -(one.n_bytes or 0))
         n_bytes = sum(one.n_bytes or 0 for one in processes)
-        if TAKEN_WORTH_SAYING_BYTES <= n_bytes < HELD_BYTES:
+        if n_bytes >= TAKEN_WORTH_SAYING_BYTES and max(n_bytes, gpu.others_bytes or 0) < HELD_BYTES:
             largest = ", ".join(f"{one.name} {format_bytes(one.n_bytes or 0)}" for one in processes[:3])
             yield Finding(
                 code="gpu_memory_shared",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from offloadtune.doctor.cards import CANNOT_COMPUTE, GIVEN_AWAY, driver_name
+from offloadtune.doctor.cards import can_compute
 from offloadtune.doctor.joining import card_of, device_of, local_devices, title
 from offloadtune.hardware import Examination, Finding, GpuHardware, Severity
 
@@ -43,7 +43,7 @@ def missing(examined: Examination) -> Iterator[Finding]:
             severity=Severity.PROBLEM,
             words="There is no engine here that runs, so nothing can be measured.",
             evidence=reason or "No engine answered.",
-            next_step=_rebuild(examined, "Install llama-cpp-python: `make sweep` builds it for this machine."),
+            next_step=examined.advice or "Install llama-cpp-python: `make sweep` builds it for this machine.",
         )
 
 
@@ -56,7 +56,7 @@ def old(examined: Examination) -> Iterator[Finding]:
             severity=Severity.WARNING,
             words="The engine is older than offloadtune is made for.",
             evidence=f"It is {engine.version}; {'.'.join(map(str, OLDEST))} or newer is expected.",
-            next_step=_rebuild(examined, "Install a newer llama-cpp-python: `make sweep` builds it for this machine."),
+            next_step=examined.advice or "Install a newer llama-cpp-python: `make sweep` builds it for this machine.",
         )
 
 
@@ -70,8 +70,7 @@ def without_card(examined: Examination) -> Iterator[Finding]:
     engine = profile.engine
     if engine is None or any(card_of(device, profile) is None for device in local_devices(profile)):
         return
-    useless = {"", *CANNOT_COMPUTE, *GIVEN_AWAY}
-    working = [gpu for gpu in profile.hardware.gpus if gpu.kind == "discrete" and driver_name(gpu) not in useless]
+    working = [gpu for gpu in profile.hardware.gpus if can_compute(gpu, profile)]
     for vendor in dict.fromkeys(gpu.vendor for gpu in working):
         cards = [gpu for gpu in working if gpu.vendor == vendor]
         if any(device_of(gpu, profile) for gpu in cards):
@@ -97,7 +96,7 @@ def broken_path(examined: Examination) -> Iterator[Finding]:
             words="This engine build crashes on this CPU in the way it computes by default; other programs that use it"
             " will die.",
             evidence=f"A self-test found that it runs only with {settings}.",
-            next_step=_rebuild(examined, "Rebuild the engine with another compiler; what that is worth is not known."),
+            next_step=examined.advice or "Rebuild the engine with another compiler; what that is worth is not known.",
         )
 
 
@@ -114,12 +113,8 @@ def unused_instruction_sets(examined: Examination) -> Iterator[Finding]:
             severity=Severity.WARNING,
             words=f"The engine does not use {', '.join(unused)}, which this CPU has, so prompts are read slower on it.",
             evidence=f"The engine uses {names or 'none of those that matter'}.",
-            next_step=_rebuild(examined, "Build the engine on this machine itself: `make sweep`."),
+            next_step=examined.advice or "Build the engine on this machine itself: `make sweep`.",
         )
-
-
-def _rebuild(examined: Examination, otherwise: str) -> str:
-    return examined.advice or otherwise
 
 
 def _named(cards: list[GpuHardware]) -> str:
@@ -133,5 +128,8 @@ def _listed(examined: Examination) -> str:
 def _hint(vendor: str, *, has_backend: bool) -> str:
     if has_backend:
         return "Look for CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES or ONEAPI_DEVICE_SELECTOR in the environment."
-    toolkit = {"nvidia": "NVIDIA's CUDA toolkit (nvcc)", "amd": "ROCm (hipcc) or Vulkan's compiler (glslc)"}
-    return f"Install {toolkit.get(vendor, 'Vulkan' + chr(39) + 's compiler (glslc)')}, then `make sweep`."
+    return f"Install {_TOOLKITS.get(vendor, _VULKAN)}, then `make sweep`."
+
+
+_VULKAN = "Vulkan's compiler (glslc) with recent headers"
+_TOOLKITS = {"nvidia": "NVIDIA's CUDA toolkit (nvcc)", "amd": f"ROCm (hipcc), or {_VULKAN}"}

@@ -15,6 +15,7 @@ RULES: tuple[Rule, ...] = (
     cards.driver_mismatch,
     cards.card_lost,
     cards.no_driver,
+    cards.libraries_missing,
     engine.without_card,
     engine.old,
     engine.unused_instruction_sets,

@@ -42,14 +42,17 @@ def below_rated_speed(examined: Examination) -> Iterator[Finding]:
     rated, configured = memory.rated_mt_per_s, memory.configured_mt_per_s
     if not rated or not configured or configured >= BELOW_RATED_FRAC * rated or not _tells_truth(examined):
         return
+    is_soldered = (memory.kind or "").startswith("LP")
     yield Finding(
         code="memory_below_rated_speed",
-        severity=Severity.WARNING,
+        severity=Severity.NOTE if is_soldered else Severity.WARNING,
         words="Main memory runs slower than its modules are made for.",
         evidence=f"{_modules(memory)}: rated {rated} MT/s, set to {configured} MT/s ({configured / rated:.0%})"
         f"{_measured_words(memory)}.",
-        next_step="Switch on XMP (Intel) or EXPO (AMD) in the firmware's settings; with four modules the CPU may allow"
-        " less than two reach.",
+        next_step="It is soldered: only an update of the firmware may change its speed."
+        if is_soldered
+        else "Switch on XMP (Intel) or EXPO (AMD) in the firmware's settings; with four modules the CPU may allow less"
+        " than two reach.",
     )
 
 

@@ -96,6 +96,12 @@ WRONG: list[tuple[dict[str, Any], str, Severity, tuple[str, ...]]] = [
         Severity.WARNING,
         ("rated 5600 MT/s, set to 4800 MT/s (86%)", "EXPO"),
     ),
+    (
+        {f"{MEMORY}.configured_mt_per_s": 4800, f"{MEMORY}.kind": "LPDDR5"},
+        "memory_below_rated_speed",
+        Severity.NOTE,
+        ("soldered",),
+    ),
     ({f"{MEMORY}.speeds": SLOW_READS}, "memory_slow", Severity.WARNING, ("89.6 GB/s", "30.0 GB/s (33%)", "40%")),
     (
         {"profile.hardware.limits": Limits(memory_bytes=8 * GIB), "profile.machine.host.ram.total_bytes": 8 * GIB},
@@ -150,6 +156,18 @@ WRONG: list[tuple[dict[str, Any], str, Severity, tuple[str, ...]]] = [
         "no_driver",
         Severity.WARNING,
         ("AMD Radeon RX 7900 XTX", "No driver has taken this card", "amdgpu"),
+    ),
+    (
+        {
+            GPUS: gpu(driver="nvidia 550.54.14"),
+            NOTES: (NOT_INSTALLED,),
+            NVML: (),
+            DEVICES: CPU_ALONE,
+            f"{SURROUNDINGS}.container": "docker",
+        },
+        "driver_libraries_missing",
+        Severity.WARNING,
+        ("GPU 0 (NVIDIA GeForce RTX 4090)", "NVML is not installed", "--gpus all"),
     ),
     (
         {SPEEDS: speed(n_pcie_lanes=4, to_pinned_bytes_per_s=6.4e9)},
@@ -287,7 +305,7 @@ def test_every_finding_is_of_full_sentences_and_has_a_code_of_its_own() -> None:
                 assert text.endswith("."), text
             assert one.next_step
             found.setdefault(one.code, set()).add(one.severity)
-    assert len(found) == 37
+    assert len(found) == 38
 
 
 @pytest.mark.parametrize(
@@ -321,6 +339,7 @@ def test_every_finding_is_of_full_sentences_and_has_a_code_of_its_own() -> None:
         ({"now.swap_free_bytes": None}, "swap not known"),
         ({"now.governor": "powersave", "now.governed_by": "intel_pstate"}, "the usual governor there"),
         ({"now.gpus": held(100 << 20)}, "a desktop"),
+        ({GPUS: gpu(driver="31.0.15.4601"), NVML: (), DEVICES: CPU_ALONE}, "NVML does not tell of it"),
         ({"profile.hardware.limits": Limits(address_space_bytes=1 << 46)}, "more than there is memory"),
         ({"profile.hardware.limits": Limits(locked_bytes=8 << 20), "file_bytes": None}, "no file, no locking"),
         ({"profile.hardware.limits": Limits(memory_bytes=64 * GIB)}, "a limit that does not bind"),
