@@ -1,7 +1,7 @@
 """How fast main memory is read: ours, as the probe tells it, and by a small C program, turn by turn.
 
 The program sums 64-bit words with vectors, compiled here for this very CPU. Both have as many threads, arrays as large,
-written by the thread that reads them, as many passes, and the sum of the threads' medians as the figure; they take
+written by the thread that reads them, and the sum of the threads' medians as the figure; they take
 turns, in an order by chance. The spread is how much one and the same reader differs from turn to turn. Ends with 1
 where the medians differ by more than a tenth.
 

@@ -9,8 +9,11 @@ bandwidth.py  reads memory by many threads (the only importer of numpy, loaded w
 inventory.py  probe_host: all of it, in order
 hardware.py   read_hardware: the machine in depth
 modules.py    who tells of memory modules      dmi.py  channels.py  memory.py  numa.py    what that says of memory
-cores.py      instructions.py  limits.py  surroundings.py  gpu_hardware.py    the other parts of it
+cores.py      instructions.py  limits.py  surroundings.py    the other parts of it
+gpu_hardware.py  every GPU, by  nvidia.py nvml.py  amd.py drm.py  apple.py  windows_gpus.py    its maker or its system
+disk.py       what a file lies on and how fast it is read
 conditions.py read_conditions: what goes on now   load.py  power.py  cards.py   its parts
+recording.py  this machine written down, so that Door replays it
 """
 
 from offloadtune.probe.conditions import local_servers, read_conditions

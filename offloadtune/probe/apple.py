@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from offloadtune.hardware import GpuHardware
-from offloadtune.probe.facts import Fact, known, notes_in, parse_int
+from offloadtune.probe.facts import Fact, known, label, notes_in, parse_int
 from offloadtune.probe.host import Door
-from offloadtune.probe.labels import label
 from offloadtune.records import Note
 from offloadtune.units import MIB
 
@@ -17,6 +16,8 @@ def read_apple(door: Door, index: int) -> tuple[tuple[GpuHardware, ...], tuple[N
     name = label(door.command("sysctl", "-n", "machdep.cpu.brand_string"))
     if "Apple" not in name:  # "VirtualApple" to a program for Intel's
         reason = "The processor is not Apple's own, and the graphics cards of such a Mac are not looked for."
+        if not name:
+            reason = "The command sysctl does not name the processor, so that its GPU is not known."
         return (), (Note(subject="gpus.apple", reason=reason),)
     shared = _shared_bytes(f"gpus[{index}].shared_bytes", door)
     working_set = _working_set_bytes(f"gpus[{index}].working_set_bytes", door, known(shared))

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from offloadtune.conditions import GpuConditions, GpuProcess
+from offloadtune.probe.facts import label
 from offloadtune.probe.host import UNSEEN_PID, Door
-from offloadtune.probe.labels import label
 from offloadtune.probe.nvidia import IDLE, SET_BY_USER, answer, throttle_reasons
 
 

@@ -60,6 +60,8 @@ def most_bus_bits(slots: Sequence[Slot], channels: Sequence[str | None], n_slots
     """The same with a module in every slot: an empty one would be as wide as the others.
 
     Firmware that describes an empty slot describes them all, even if it counts more: boards share their firmware.
+    Intel's names for each of its controllers the four narrow channels that soldered chips may have: a module takes all
+    of a controller.
     """
     if n_slots is None:
         return "The number of slots is not known."
@@ -73,7 +75,10 @@ def most_bus_bits(slots: Sequence[Slot], channels: Sequence[str | None], n_slots
     widths = set(_by_channel(filled).values())
     if len(widths) != 1 or 0 in widths:
         return "The modules are not all of one known width, so that of the empty slots is not known."
-    return len(set(channels)) * widths.pop()
+    n_bits = widths.pop()
+    controllers = {place for channel in channels for place in _places(channel or "") if place.startswith("Controller")}
+    takes_all = n_bits == BITS_OF_A_CHANNEL and len(controllers) > 1
+    return n_bits * len(controllers if takes_all else set(channels))
 
 
 def _places(text: str) -> list[str]:

@@ -165,8 +165,16 @@ def _block_device(mount: Mount, door: Door) -> str | None:
     uevent = door.text(f"/sys/dev/block/{mount.device}/uevent") or ""
     found = re.search(r"^DEVNAME=(\S+)$", uevent, re.MULTILINE)
     name = found[1] if found else mount.source.removeprefix("/dev/") if mount.source.startswith("/dev/") else ""
+    if name.startswith("mapper/"):
+        name = _mapped(name.removeprefix("mapper/"), door)
     name = name.replace("/", "!")
     return name if name and door.names(f"/sys/class/block/{name}") else None
+
+
+def _mapped(name: str, door: Door) -> str:
+    """What the device mapper's `name` is called below /sys: "dm-0"."""
+    numbered = (one for one in door.names("/sys/class/block") if one.startswith("dm-"))
+    return next((one for one in numbered if (door.text(f"/sys/class/block/{one}/dm/name") or "").strip() == name), "")
 
 
 def _device_kind(name: str, door: Door, n_layers_most: int = _N_LAYERS_MOST) -> Fact[str]:

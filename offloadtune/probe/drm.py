@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from offloadtune.probe.facts import parse_int
+from offloadtune.probe.facts import label, parse_int
 from offloadtune.probe.host import Door
-from offloadtune.probe.labels import label
 
 AMD, INTEL, NVIDIA = 0x1002, 0x8086, 0x10DE
 VENDORS: Mapping[int, str] = {AMD: "amd", INTEL: "intel", NVIDIA: "nvidia"}

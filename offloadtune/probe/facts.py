@@ -51,6 +51,11 @@ def parse_cpu_list(text: str | None) -> tuple[int, ...]:
     return tuple(sorted(cpus))
 
 
+def label(text: str | None) -> str:
+    """A name that firmware or a driver wrote, without what a terminal would obey, cut to what fits a line; or ""."""
+    return "".join(character for character in text or "" if character.isprintable()).strip()[:_MOST_OF_A_TEXT]
+
+
 def printable(text: str | None) -> str | None:
-    """Text that firmware or a driver wrote, without what a terminal would obey; None when nothing is left."""
-    return "".join(c for c in text or "" if c.isprintable()).strip()[:_MOST_OF_A_TEXT] or None
+    """The same, None when nothing is left."""
+    return label(text) or None

@@ -7,9 +7,8 @@ from typing import Any
 
 from offloadtune.hardware import GpuHardware
 from offloadtune.probe.cards import seen_processes
-from offloadtune.probe.facts import Fact, known, notes_in
+from offloadtune.probe.facts import Fact, known, label, notes_in
 from offloadtune.probe.host import Door
-from offloadtune.probe.labels import label
 from offloadtune.probe.nvidia import READERS, error_in, fact, read_answer, throttle_reasons
 from offloadtune.probe.nvml import MOMENT_CALLS
 from offloadtune.records import Note, NvmlGpu

@@ -13,9 +13,9 @@ from offloadtune.probe import drm
 from offloadtune.probe.amd import read_amd
 from offloadtune.probe.apple import read_apple
 from offloadtune.probe.drm import AMD, INTEL, NVIDIA, PciCard, Told
+from offloadtune.probe.facts import label
 from offloadtune.probe.gpu import read_nvidia_hardware
 from offloadtune.probe.host import Door
-from offloadtune.probe.labels import label
 from offloadtune.probe.windows_gpus import read_video_controllers
 from offloadtune.records import Note
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from offloadtune.hardware import Hardware
+import dataclasses
+
+from offloadtune.hardware import Hardware, MemoryHardware, Surroundings
 from offloadtune.probe.cores import read_cores
 from offloadtune.probe.cpu import read_flags
 from offloadtune.probe.gpu_hardware import read_gpu_hardware
@@ -12,6 +14,7 @@ from offloadtune.probe.memory import read_memory
 from offloadtune.probe.modules import read_slots, root_would_add
 from offloadtune.probe.ram import parse_meminfo
 from offloadtune.probe.surroundings import read_surroundings
+from offloadtune.records import Note
 
 
 def read_hardware(door: Door = THIS_MACHINE) -> Hardware:
@@ -28,12 +31,22 @@ def read_hardware(door: Door = THIS_MACHINE) -> Hardware:
     total_bytes = parse_meminfo(door.text("/proc/meminfo") or "").get("MemTotal", system.total_bytes)
     limits, limit_notes = read_limits(door, system, total_bytes)
     surroundings, surroundings_notes = read_surroundings(door, system, flags)
+    memory, made_up_notes = _without_made_up(memory, surroundings)
     return Hardware(
         memory=memory,
         cpu=cpu,
         gpus=gpus,
         limits=limits,
         surroundings=surroundings,
-        notes=memory_notes + cpu_notes + gpu_notes + limit_notes + surroundings_notes,
+        notes=memory_notes + made_up_notes + cpu_notes + gpu_notes + limit_notes + surroundings_notes,
         root_would_add=root_would_add(door, found),
     )
+
+
+def _without_made_up(memory: MemoryHardware, surroundings: Surroundings) -> tuple[MemoryHardware, tuple[Note, ...]]:
+    """A virtual machine's modules are its maker's invention: what they could move says nothing of the real ones."""
+    if surroundings.hypervisor is None or memory.theoretical_bytes_per_s is None:
+        return memory, ()
+    reason = f"The memory modules are those that {surroundings.hypervisor} shows its virtual machines."
+    note = Note(subject="memory.theoretical_bytes_per_s", reason=reason)
+    return dataclasses.replace(memory, theoretical_bytes_per_s=None), (note,)

@@ -37,6 +37,7 @@ UNSEEN_PID = 0
 COMMAND_DEADLINE_S = 2.0
 MOST_BYTES = 2**20
 _MOST_OF_A_NAME = 120
+_COLON = "%3A"  # how a record writes ":" in the names of files
 _USUAL_PAGE_BYTES = 4096
 
 
@@ -97,14 +98,14 @@ class Door:
     def text(self, path: str) -> str | None:
         """Content of the file at `path`, which is written from the root: "/proc/meminfo"."""
         try:
-            return (self.root / path.lstrip("/")).read_text(encoding="utf-8", errors="replace")
+            return self._file(path).read_text(encoding="utf-8", errors="replace")
         except (OSError, ValueError):  # ValueError: a NUL in a path that came out of another file
             return None
 
     def bytes(self, path: str) -> builtins.bytes | None:
         """The same as bytes, no more than the first MOST_BYTES of them."""
         try:
-            with (self.root / path.lstrip("/")).open("rb") as file:
+            with self._file(path).open("rb") as file:
                 return file.read(MOST_BYTES)
         except (OSError, ValueError):
             return None
@@ -112,9 +113,18 @@ class Door:
     def names(self, path: str) -> tuple[str, ...]:
         """Names in the folder at `path`, sorted; none when there is no such folder."""
         try:
-            return tuple(sorted(entry.name for entry in (self.root / path.lstrip("/")).iterdir()))
+            names = (entry.name for entry in self._file(path).iterdir())
+            return tuple(sorted(name.replace(_COLON, ":") if self.is_recorded else name for name in names))
         except (OSError, ValueError):
             return ()
+
+    def _file(self, path: str) -> Path:
+        """Where `path` stands below the root. Windows has no names with a colon, and is to hold records too."""
+        plain = self.root / path.lstrip("/")
+        if not self.is_recorded or ":" not in path:
+            return plain
+        kept = self.root / path.lstrip("/").replace(":", _COLON)
+        return kept if kept.exists() or not plain.exists() else plain
 
     def command(self, name: str, *arguments: str, deadline_s: float | None = None) -> str | None:
         """What the command prints, None when it is missing, fails or is slow.

@@ -74,7 +74,8 @@ def kind_fact(subject: str, found: Slots | str) -> Fact[str]:
     if _is_out_of_spec(found):
         return Note(
             subject=subject,
-            reason="udev reports the memory type as out of specification: systemd before 256 does so for DDR5.",
+            reason="udev reports the memory type as out of specification: "
+            "systemd before 256 does so for DDR5 and LPDDR5.",
         )
     kinds = sorted({slot.kind for slot in found.filled if slot.kind})
     if len(kinds) == 1 and _KIND.fullmatch(kinds[0]):
@@ -106,10 +107,11 @@ def parse_udev(text: str) -> Slots | None:
         match = _DEVICE_LINE.fullmatch(line.strip())
         if match:
             devices.setdefault(match[1], {})[match[2]] = match[3]
-    slots = tuple(_udev_slot(device) for device in devices.values())
-    # of several arrays udev keeps the last one's number
-    n_slots = max([len(slots), *(int(number) for number in _N_DEVICES_LINE.findall(text))])
-    return _if_filled(Slots(source="udev", slots=_main_memory(slots), n_slots=n_slots))
+    described = tuple(_udev_slot(device) for device in devices.values())
+    slots = _main_memory(described)
+    # of several arrays udev keeps the last one's number, and it may count what is not main memory
+    numbers = [int(number) - (len(described) - len(slots)) for number in _N_DEVICES_LINE.findall(text)]
+    return _if_filled(Slots(source="udev", slots=slots, n_slots=max([len(slots), *numbers])))
 
 
 def parse_windows(text: str) -> Slots | None:
@@ -118,9 +120,9 @@ def parse_windows(text: str) -> Slots | None:
     rows = told.get("modules", told) if isinstance(told, Mapping) else told
     arrays = told.get("arrays") if isinstance(told, Mapping) else None
     n_places = [parse_positive(row.get("MemoryDevices"), most=2**16) or 0 for row in _rows(arrays)]
-    slots = tuple(_windows_slot(row) for row in _rows(rows))
+    slots = _main_memory(tuple(_windows_slot(row) for row in _rows(rows)))
     n_slots = max(len(slots), sum(n_places)) if n_places else None
-    return _if_filled(Slots(source="Windows", slots=_main_memory(slots), n_slots=n_slots))
+    return _if_filled(Slots(source="Windows", slots=slots, n_slots=n_slots))
 
 
 def parse_mac(text: str) -> Slots | None:

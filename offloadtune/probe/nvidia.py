@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from offloadtune.probe.facts import Fact, known
-from offloadtune.probe.labels import label
+from offloadtune.probe.facts import Fact, known, label
 from offloadtune.records import Note
 
 IDLE, SET_BY_USER = 0x1, 0x2

@@ -122,20 +122,26 @@ class _Kept:
 
 
 _kept = _Kept()
-_is_stuck = threading.Event()
-"""A call did not return: the driver is wedged, and is not asked again."""
+_stuck: list[threading.Thread] = []
+"""A call that did not return: while it does not, the driver is not asked again."""
 
 
 def _patiently(read: Callable[[], dict[str, Any]], patience_s: float) -> dict[str, Any]:
     """What `read` answers, from a thread that can be left behind: a wedged driver would hold this process forever."""
-    if _is_stuck.is_set():
+    if any(thread.is_alive() for thread in _stuck):
         return {"error": "Timeout"}
     answers: list[dict[str, Any]] = []
-    thread = threading.Thread(target=lambda: answers.append(read()), name="nvml", daemon=True)
+
+    def ask() -> None:
+        try:
+            answers.append(read())
+        except Exception as error:  # noqa: BLE001 - whatever a driver's library raises is its refusal
+            answers.append({"error": type(error).__name__})
+
+    thread = threading.Thread(target=ask, name="nvml", daemon=True)
     thread.start()
     thread.join(patience_s)
-    if thread.is_alive():
-        _is_stuck.set()
+    _stuck[:] = [thread] if thread.is_alive() else []
     return answers[0] if answers else {"error": "Timeout"}
 
 

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import dataclasses
 import getpass
-import importlib
 import json
 import os
 import re
@@ -27,11 +26,12 @@ from offloadtune.conditions import Conditions
 from offloadtune.errors import OffloadTuneError, ProbeError
 from offloadtune.hardware import Hardware
 from offloadtune.probe.conditions import read_conditions
+from offloadtune.probe.hardware import read_hardware
 from offloadtune.probe.host import THIS_MACHINE, Door, Moment, System
 from offloadtune.probe.inventory import probe_host
 from offloadtune.records import Host
 
-NAMES_OF_NOBODY = frozenset({"", "admin", "localhost", "pi", "root", "ubuntu", "user"})
+NAMES_OF_NOBODY = frozenset({"", "admin", "localhost", "nvidia", "pi", "root", "ubuntu", "user"})
 """Accounts and machines that are called so by whoever made the system."""
 
 OTHER_PROCESS = "process"
@@ -47,7 +47,8 @@ _NUMBERS = (
     re.compile(r"(?<![0-9a-f:-])(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}(?![0-9a-f:-])", re.IGNORECASE),  # network cards
     re.compile(r"[0-9a-f]{32,}", re.IGNORECASE),  # containers, machines
 )
-_REMOTE_MOUNT = re.compile(r"^(.* - (?:afs|ceph|cifs|fuse\.\S+|glusterfs|nfs4?|smb3|smbfs) ).*$", re.MULTILINE)
+_REMOTE = r"9p|afs|ceph|cifs|coda|davfs|fuse|fuse\.\S+|gfs2?|glusterfs|lustre|ncpfs|nfs4?|orangefs|smb\d?|smbfs"
+_REMOTE_MOUNT = re.compile(rf"^(.* - (?:{_REMOTE}) ).*$", re.MULTILINE)
 _STAND_IN = re.compile(r"removed([0-9]+)")
 _PROCESS_FILE = re.compile(r"/proc/([0-9]+)/(?:task/[0-9]+/)?(stat|comm)")
 
@@ -58,7 +59,7 @@ class Reading:
 
     host: Host
     conditions: Conditions
-    hardware: Hardware | None
+    hardware: Hardware
 
 
 @dataclass(slots=True)
@@ -84,7 +85,10 @@ class Scrubber:
 
     def _name_patterns(self) -> Iterable[re.Pattern[str]]:
         for name in sorted(self.names, key=len, reverse=True):
-            yield re.compile(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])")
+            # as mountinfo and the device mapper write it, too
+            spellings = {name, name.replace(" ", r"\040"), name.replace("-", "--")}
+            either = "|".join(map(re.escape, sorted(spellings, key=len, reverse=True)))
+            yield re.compile(rf"(?<![A-Za-z0-9])(?:{either})(?![A-Za-z0-9])")
 
     def _without_value(self, found: re.Match[str]) -> str:
         value = self._stand_in(found["value"].strip('"'))
@@ -180,12 +184,13 @@ class RecordingDoor(Door):
 
     def _keep(self, path: str, text: str | None, *, of: object) -> None:
         """Write the answer to the question `of`; without a text the name alone, where there is nothing of that name."""
-        file = Path(os.path.normpath(self.root / path.lstrip("/")))
+        place = self._file(path)
+        file = Path(os.path.normpath(place))
         if not file.is_relative_to(self.root) or (text is None and file.exists()):
             return
         content = "" if text is None else self.scrubber.clean(text)
         try:
-            _make_folder((self.root / path.lstrip("/")).parent, self.root, self._kept)
+            _make_folder(place.parent, self.root, self._kept)
             if self._kept.get(file) is None:
                 file.write_bytes(content.encode())
                 self._kept[file] = of
@@ -201,7 +206,7 @@ def read(door: Door) -> Reading:
     return Reading(
         host=probe_host(measure=False, door=door),
         conditions=dataclasses.replace(read_conditions(door=door), at_s=0.0),
-        hardware=_read_hardware(door),
+        hardware=read_hardware(door),
     )
 
 
@@ -261,11 +266,6 @@ def _record(root: Path, live: Door) -> Reading:
         message = "The record does not replay to what was read of this machine, so that it was not kept."
         raise ProbeError(message, hint="Report this, please, with the name of your system.")
     return reading
-
-
-def _read_hardware(door: Door) -> Hardware | None:
-    reader = getattr(importlib.import_module("offloadtune.probe"), "read_hardware", None)
-    return reader(door) if reader else None
 
 
 def _own_names(live: Door) -> frozenset[str]:

@@ -9,8 +9,9 @@ from typing import Any
 
 from offloadtune.hardware import GpuHardware
 from offloadtune.probe.drm import INTEL, NVIDIA, VENDORS
+from offloadtune.probe.facts import label
 from offloadtune.probe.host import Door
-from offloadtune.probe.labels import label
+from offloadtune.probe.modules import SLOW_COMMAND_DEADLINE_S
 from offloadtune.records import Note
 
 _QUESTION = "Get-CimInstance Win32_VideoController | Select-Object Name,DriverVersion,PNPDeviceID | ConvertTo-Json"
@@ -24,7 +25,7 @@ def read_video_controllers(
     door: Door, n_first: int, *, with_nvidia: bool
 ) -> tuple[tuple[GpuHardware, ...], tuple[Note, ...]]:
     """The GPUs by their names; NVIDIA's where the NVIDIA driver told of none."""
-    rows = _rows(door.command("powershell", "-NoProfile", "-Command", _QUESTION))
+    rows = _rows(door.command("powershell", "-NoProfile", "-Command", _QUESTION, deadline_s=SLOW_COMMAND_DEADLINE_S))
     if rows is None:
         return (), (Note(subject="gpus.windows", reason="Windows gave no list of its video controllers."),)
     told = [(vendor, row) for row in rows if (vendor := _vendor(row)) in VENDORS]

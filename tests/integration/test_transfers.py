@@ -25,7 +25,14 @@ def device_of(runner: Runner, kind: str) -> Device:
 
 
 def moved(speed: DeviceSpeed) -> tuple[float | None, ...]:
-    return speed.to_pageable_bytes_per_s, speed.from_pageable_bytes_per_s, speed.memory_bytes_per_s
+    return speed.to_pageable_bytes_per_s, speed.from_pageable_bytes_per_s
+
+
+def check_small(speed: DeviceSpeed) -> None:
+    """Its link is timed; its memory is not, as so little would lie in a cache."""
+    assert all(one is not None and one > 0 for one in moved(speed)), speed.reason
+    assert speed.memory_bytes_per_s is None
+    assert "Too little of its memory is free to copy more than its caches hold." in (speed.reason or "")
 
 
 def pinned(speed: DeviceSpeed) -> tuple[float | None, ...]:
@@ -33,7 +40,7 @@ def pinned(speed: DeviceSpeed) -> tuple[float | None, ...]:
 
 
 def test_the_cpu_and_the_card_move_data_and_have_no_pinned_buffers(make_card: CardMaker) -> None:
-    card = make_card(2, 512 * MIB)
+    card = make_card(2, 1100 * MIB)
     with Runner(Path(), (card.endpoint,)) as runner:
         for kind in ("cpu", "gpu"):
             device = device_of(runner, kind)
@@ -41,23 +48,25 @@ def test_the_cpu_and_the_card_move_data_and_have_no_pinned_buffers(make_card: Ca
             print(speed)
             assert speed.device == device.name
             assert all(one is not None and one > 0 for one in moved(speed)), speed.reason
+            assert speed.memory_bytes_per_s is not None
+            assert speed.memory_bytes_per_s > 0
             assert pinned(speed) == (None, None)
             assert speed.reason == "It has no pinned buffers in main memory."
-        assert device_of(runner, "gpu").free_bytes > 400 * MIB  # nothing is left behind
+        assert device_of(runner, "gpu").free_bytes > 1000 * MIB  # nothing is left behind
 
 
 def test_a_card_too_small_for_usual_sizes_is_measured_with_less(make_card: CardMaker) -> None:
     card = make_card(1, 8 * MIB)
     with Runner(Path(), (card.endpoint,)) as runner:
         speed = runner.transfers(device_of(runner, "gpu").name, timeout_s=TIMEOUT_S)
-    assert all(one is not None and one > 0 for one in moved(speed)), speed.reason
+    check_small(speed)
 
 
 def test_a_card_without_free_memory_gives_a_reason(make_card: CardMaker) -> None:
     card = make_card(1, MIB // 4)
     with Runner(Path(), (card.endpoint,)) as runner:
         speed = runner.transfers(device_of(runner, "gpu").name, timeout_s=TIMEOUT_S)
-        assert moved(speed) == (None, None, None)
+        assert (*moved(speed), speed.memory_bytes_per_s) == (None, None, None)
         assert speed.reason == "The device has no memory free to measure with."
         assert runner.transfers(device_of(runner, "cpu").name, timeout_s=TIMEOUT_S).memory_bytes_per_s
 
@@ -67,7 +76,7 @@ def test_a_card_that_claims_more_than_it_gives_is_measured_with_less(make_card: 
     card = make_card(1, 64 * MIB, driver_bytes=54 * MIB)
     with Runner(Path(), (card.endpoint,)) as runner:
         speed = runner.transfers(device_of(runner, "gpu").name, timeout_s=TIMEOUT_S)
-    assert all(one is not None and one > 0 for one in moved(speed)), speed.reason
+    check_small(speed)
 
 
 def test_a_card_that_dies_gives_a_reason_and_the_next_request_a_figure(make_card: CardMaker) -> None:
@@ -85,7 +94,7 @@ def test_a_card_that_dies_gives_a_reason_and_the_next_request_a_figure(make_card
         killer.start()
         speed = runner.transfers(name, timeout_s=TIMEOUT_S)
         killer.join()
-        assert moved(speed) == (None, None, None)
+        assert (*moved(speed), speed.memory_bytes_per_s) == (None, None, None)
         assert speed.reason is not None
         assert speed.reason.startswith("The remote device went away while measuring: ")
         again = runner.transfers(name, timeout_s=TIMEOUT_S)
@@ -98,7 +107,7 @@ def test_a_card_that_hangs_is_given_up(make_card: CardMaker) -> None:
         name = device_of(runner, "gpu").name
         os.kill(card.pid, signal.SIGSTOP)
         speed = runner.transfers(name, timeout_s=1.0)
-        assert moved(speed) == (None, None, None)
+        assert moved(speed) == (None, None)
         assert speed.reason == "No answer in the time allowed, while measuring."
         assert runner.pids == ()
 
@@ -107,5 +116,5 @@ def test_a_device_that_is_not_there_is_told(make_card: CardMaker) -> None:
     card = make_card(1, 64 * MIB)
     with Runner(Path(), (card.endpoint,)) as runner:
         speed = runner.transfers("CUDA7", timeout_s=TIMEOUT_S)
-    assert moved(speed) == (None, None, None)
+    assert moved(speed) == (None, None)
     assert speed.reason == "The engine lists no device named CUDA7."

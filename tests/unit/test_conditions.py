@@ -26,7 +26,7 @@ from offloadtune.probe.load import cpu_times, parse_process
 from offloadtune.units import GIB, MIB
 
 HOSTS = Path(__file__).parents[1] / "hosts"
-MACHINES = sorted(folder.name for folder in HOSTS.iterdir())
+MACHINES = sorted(folder.name for folder in HOSTS.iterdir() if folder.is_dir())
 
 
 def recorded(machine: str, *ours: int) -> Conditions:
@@ -242,7 +242,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("nvmlInit", "nvmlShutdown"):
         monkeypatch.setattr(pynvml, name, lambda name=name: calls.append(name))
     monkeypatch.setattr(nvml, "_kept", nvml._Kept())
-    monkeypatch.setattr(nvml, "_is_stuck", threading.Event())
+    monkeypatch.setattr(nvml, "_stuck", [])
     return calls
 
 
@@ -274,8 +274,11 @@ def test_a_driver_that_hangs_is_asked_once(driver: list[str], monkeypatch: pytes
     began_s = time.monotonic()
     assert [read_conditions().gpus for _ in range(3)] == [(), (), ()]
     assert nvml.read_nvml() == {"error": "Timeout"}
-    let_go.set()
     assert driver == ["nvmlInit", "hung"]
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
+    let_go.set()
+    nvml._stuck[0].join()
+    assert read_conditions().gpus  # it was late, not wedged
     assert time.monotonic() - began_s < 60
 
 

@@ -205,6 +205,11 @@ def test_a_file_system_with_a_number_of_its_own_names_its_disk(tree: Tree) -> No
     tree.block("259:1", "nvme0n1p1", below="nvme0n1")
     tree.mounts("0:33 /sub btrfs /dev/nvme0n1p1", "0:34 /gone btrfs /dev/sdz1", "0:35 /odd fuseblk /dev/../../etc")
     assert tree.disk_of("/sub/a").kind == "nvme"
+    tree.block("253:0", "dm-0", slaves=("nvme0n1p1",), dm__name="luks-1\n")
+    tree.mounts(
+        "0:36 /crypt btrfs /dev/mapper/luks-1", "0:34 /gone btrfs /dev/sdz1", "0:35 /odd fuseblk /dev/../../etc"
+    )
+    assert tree.disk_of("/crypt/a").kind == "nvme"
     assert "names no disk" in kind_note(tree.disk_of("/gone/a"))
     assert "names no disk" in kind_note(tree.disk_of("/odd/a"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import os
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 import pytest
 from golden import FOLDER, check_golden
 
+from offloadtune.doctor import examine
 from offloadtune.hardware import Examination, MachineProfile
-from offloadtune.probe import Door, probe_host, read_conditions
+from offloadtune.probe import Door, probe_host, read_conditions, read_hardware
 from offloadtune.records import Machine
 
 HOSTS = Path(__file__).parents[1] / "hosts"
@@ -22,7 +22,7 @@ MACHINES = sorted(folder.name for folder in HOSTS.iterdir() if folder.is_dir())
 
 def examined(door: Door) -> dict[str, Any]:
     """The machine in depth, and the codes of what holds it back, the worst first."""
-    hardware = importlib.import_module("offloadtune.probe").read_hardware(door)
+    hardware = read_hardware(door)
     profile = MachineProfile(
         machine=Machine(host=probe_host(measure=False, door=door), devices=()),
         engine=None,
@@ -31,7 +31,7 @@ def examined(door: Door) -> dict[str, Any]:
         measured_at="2026-01-01T00:00:00Z",
     )
     examination = Examination(profile=profile, now=read_conditions(door=door))
-    findings = importlib.import_module("offloadtune.doctor").examine(examination)
+    findings = examine(examination)
     return {"findings": [finding.code for finding in findings], "hardware": dataclasses.asdict(hardware)}
 
 

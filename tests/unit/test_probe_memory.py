@@ -19,7 +19,7 @@ from offloadtune.probe.modules import WINDOWS_COMMAND
 from offloadtune.units import GIB, MIB
 
 HOSTS = Path(__file__).parents[1] / "hosts"
-MACHINES = sorted(folder.name for folder in HOSTS.iterdir())
+MACHINES = sorted(folder.name for folder in HOSTS.iterdir() if folder.is_dir())
 SYSTEM = {"name": "Linux", "release": "6.8", "arch": "x86_64", "allowed_cpus": [0], "total_bytes": 2**33}
 LOCATORS = st.text() | st.from_regex(r"(P\d|CPU\d|Node\d)?[ _-]?(DIMM|Channel|CH)[ _-]?[A-H]?\d?", fullmatch=True)
 
@@ -199,6 +199,13 @@ def test_shortened_channels_are_as_distinct_as_whole_ones(names: list[tuple[str 
     assert len(set(short)) == len(set(whole))
 
 
+INTEL_LAPTOP = [
+    f"Controller{controller}-Channel{letter}-DIMM0|BANK {i}" + ("|DDR4|64|3200|3200" if letter == "A" else "")
+    for i, (controller, letter) in enumerate((controller, letter) for controller in (0, 1) for letter in "ABCD")
+]
+"""As 11th to 14th generation firmware names the slots, of which a board has but two."""
+
+
 @pytest.mark.parametrize(
     ("slots", "n_channels", "n_channels_most", "gb_per_s"),
     [
@@ -207,6 +214,8 @@ def test_shortened_channels_are_as_distinct_as_whole_ones(names: list[tuple[str 
         (["DIMM_A1||DDR4|64|3200|3200", "DIMM_A2||DDR4|64|3200|2666", "DIMM_B1|", "DIMM_B2|"], 1, 2, 21.328),
         (["CPU1_DIMM_A1||DDR4|64|3200|3200", "CPU2_DIMM_A1||DDR4|64|3200|3200"], 2, 2, 51.2),
         (["Controller0-DIMM1||DDR5|64|5600|5600", "Controller1-DIMM1||DDR5|64|5600|5600"], 2, 2, 89.6),
+        (INTEL_LAPTOP, 2, 2, 51.2),
+        ([*INTEL_LAPTOP[:4], *(row.partition("|")[0] + "|" for row in INTEL_LAPTOP[4:])], 1, 2, 25.6),
         (["DIMM_A2||DDR5|32|6000|6000", "DIMM_B2||DDR5|32|6000|6000"], 2, 2, 96.0),  # half of a DIMM is 32 bits wide
         (["DIMM 1||DDR4|64|3200|3200", "DIMM 2|"], 1, None, 25.6),
         (["DIMM 1||DDR4|64|3200|3200", "DIMM 2||DDR4|64|3200|3200"], None, None, None),
@@ -223,6 +232,8 @@ def test_shortened_channels_are_as_distinct_as_whole_ones(names: list[tuple[str 
         "two in one",
         "two sockets",
         "controllers",
+        "controllers with channels of chips",
+        "one of two controllers with channels of chips",
         "halves",
         "single unnamed",
         "two unnamed",

@@ -182,6 +182,9 @@ def test_every_recorded_machine_survives_being_recorded(machine: str, tmp_path: 
         ("PCI_SLOT_NAME=0000:03:00.0", "PCI_SLOT_NAME=0000:03:00.0"),
         ("/home/anna/models on nest.example", "/home/removed0/models on removed1.example"),
         ("annabel nested NEST", "annabel nested NEST"),
+        ("/dev/mapper/my--box--vg-root", "/dev/mapper/removed0--vg-root"),
+        (r"/home/Anna\040Maria/models", "/home/removed0/models"),
+        ("36 29 0:54 / /srv rw - 9p nas rw\n", "36 29 0:54 / /srv rw - 9p removed rw\n"),
         (
             "36 29 0:54 / /srv rw - nfs4 nas:/export rw,addr=10.0.0.7\n",
             "36 29 0:54 / /srv rw - nfs4 removed rw\n",
@@ -190,7 +193,7 @@ def test_every_recorded_machine_survives_being_recorded(machine: str, tmp_path: 
     ],
 )
 def test_what_is_taken_out_and_what_stays(text: str, cleaned: str) -> None:
-    assert Scrubber(("anna", "nest")).clean(text) == cleaned
+    assert Scrubber(("anna", "nest", "my-box", "Anna Maria")).clean(text) == cleaned
 
 
 @given(numbers=st.lists(st.uuids(), min_size=1, max_size=4), words=st.text(max_size=40))
@@ -203,6 +206,15 @@ def test_the_same_number_has_the_same_stand_in(numbers: list[uuid.UUID], words: 
     lines = cleaned.split("\n")
     assert lines[-len(numbers) :] == lines[-2 * len(numbers) : -len(numbers)]
     assert len(set(lines[-len(numbers) :])) == len(set(numbers))
+
+
+def test_no_name_in_a_record_has_a_colon(tmp_path: Path) -> None:
+    """Windows has no such names, and is to hold records too."""
+    path = "/sys/bus/pci/devices/0000:01:00.0/class"
+    door = recorder(tmp_path, Live(files={path: "0x030000\n"}))
+    assert door.text(path) == Door(tmp_path).text(path) == "0x030000\n"
+    assert Door(tmp_path).names("/sys/bus/pci/devices") == ("0000:01:00.0",)
+    assert not [file for file in tmp_path.rglob("*") if ":" in file.name]
 
 
 def test_a_path_made_of_a_cleaned_text_leads_to_the_real_file(tmp_path: Path) -> None:

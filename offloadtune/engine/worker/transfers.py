@@ -27,6 +27,7 @@ _SHARE_NS = 130_000_000  # of the five rates each
 _FIRST_BYTES = 1 << 20
 _MOST_BYTES = 256 << 20
 _LEAST_BYTES = 64 << 10
+_PAST_CACHES_BYTES = 128 << 20  # a tensor's: the largest caches are 96 to 128 MiB, of both tensors they hold half
 _FREE_SHARE = 8  # two tensors, and a remote server holds what it takes in once more
 _N_COPIES = 64  # in one graph: a fast card copies 256 MiB in the time it takes to be told so
 _CHECKED_CELLS = 16 << 10
@@ -145,9 +146,12 @@ class _Device:
         return context
 
     def allocate(self) -> None:
-        """Tensors as large as useful, or as the device allows: free memory may be in pieces, or less than it says."""
+        """Tensors as large as useful, or as the device allows: free memory may be in pieces, or less than it says.
+
+        A power of two, so that what is moved is a whole number of tensors, or a part of one.
+        """
         free_bytes, _ = native.free_and_total_bytes(self.handle)
-        n_bytes = min(_MOST_BYTES, free_bytes // _FREE_SHARE)
+        n_bytes = min(_MOST_BYTES, _power_of_two(free_bytes // _FREE_SHARE))
         while n_bytes >= _LEAST_BYTES:
             context = self.context()
             self.n_cells = n_bytes // _CELL_BYTES
@@ -224,6 +228,8 @@ def _both_ways(device: _Device, address: int, write: _Move) -> tuple[float, floa
 
 def _memory(device: _Device) -> tuple[float]:
     """Each copied cell was read once and written once."""
+    if device.n_cells * _CELL_BYTES < _PAST_CACHES_BYTES:
+        raise _FailedError("Too little of its memory is free to copy more than its caches hold.")
     graphs: dict[tuple[int, int], int] = {}
 
     def copy(n_cells: int) -> None:
@@ -291,6 +297,11 @@ def _check(tail: _Cells, n_cells: int) -> None:
     """Each of the last of `n_cells` cells must hold its number; a rate of something else would be of no use."""
     if not np.array_equal(tail, np.arange(n_cells - len(tail), n_cells, dtype=np.uint32)):
         raise _FailedError("What came back from the device is not what was written to it.")
+
+
+def _power_of_two(n_bytes: int) -> int:
+    """The largest that is no more than `n_bytes`, 0 for less than 1."""
+    return 1 << n_bytes.bit_length() - 1 if n_bytes > 0 else 0
 
 
 def _array(address: int, n_cells: int) -> _Cells:
