@@ -200,6 +200,23 @@ def test_shortened_channels_are_as_distinct_as_whole_ones(names: list[tuple[str 
 
 
 @pytest.mark.parametrize(
+    ("locators", "channels"),
+    [
+        (("DIMM_A1", "DIMM_A2"), ("A", "A")),
+        (("CPU0_DIMM_A1", "CPU0_DIMM_B1"), ("A", "B")),
+        (("CPU0_DIMM_A1", "CPU1_DIMM_A1"), ("CPU0 A", "CPU1 A")),
+        (("Controller0-DIMM0", "Controller0-DIMM1"), ("Controller0", "Controller0")),
+        (("CPU0_DIMM_A1", "DIMM 2"), ("A", None)),
+        ((), ()),
+    ],
+)
+def test_words_that_all_channels_share_are_left_out(
+    locators: tuple[str, ...], channels: tuple[str | None, ...]
+) -> None:
+    assert channels_of([Slot(locator=locator, bank=None) for locator in locators]) == channels
+
+
+@pytest.mark.parametrize(
     ("slots", "n_channels", "n_channels_most", "gb_per_s"),
     [
         (["DIMM_A1|", "DIMM_A2||DDR4|64|3200|3200", "DIMM_B1|", "DIMM_B2||DDR4|64|3200|3200"], 2, 2, 51.2),
@@ -213,6 +230,7 @@ def test_shortened_channels_are_as_distinct_as_whole_ones(names: list[tuple[str 
         ([f"DIMM 0|P0 CHANNEL {letter}|LPDDR5|32|6400|6400" for letter in "ABCD"], 2, 2, 102.4),
         ([f"DIMM 0|P0 CHANNEL {letter}|LPDDR5|32|8000|8000" for letter in "ABCDEFGH"], 4, 4, 256.0),
         (["DIMM 0||LPDDR4|32|3200|3200"], None, None, 12.8),
+        (["ChannelA||LPDDR5|64|6400|6400", "ChannelB||LPDDR5|32|6400|6400", "ChannelC|"], None, None, 76.8),
         (["ChannelA-DIMM0||LPDDR5||6400|6400"], None, None, None),
         (["DIMM_A1||DDR4|64|3200|1600"], 1, 1, None),
         (["DIMM_A1||DDR4|64||"], 1, 1, None),
@@ -229,6 +247,7 @@ def test_shortened_channels_are_as_distinct_as_whole_ones(names: list[tuple[str 
         "soldered",
         "wide soldered",
         "narrow soldered",
+        "uneven soldered",
         "no width",
         "clock for transfers",
         "no speed",
@@ -252,6 +271,16 @@ def test_slots_that_only_the_board_counts_may_be_more_channels(tmp_path: Path) -
     hardware = read_hardware(machine(tmp_path))
     assert (hardware.memory.n_slots, hardware.memory.n_channels, hardware.memory.n_channels_most) == (4, 1, None)
     assert "4 slots" in reasons(hardware)["memory.n_channels_most"]
+
+
+def test_the_chip_of_the_firmware_is_no_memory(tmp_path: Path) -> None:
+    memory = read_udev(tmp_path, "DIMM_A1||DDR4|64|3200|3200", "SYSTEM ROM||Flash|8|33|33").memory
+    assert (memory.kind, memory.configured_mt_per_s, len(memory.modules or ())) == ("DDR4", 3200, 1)
+    found = parse_tables(
+        device(1, 9, "DIMM_A1", "", size=8192, kind=0x1A) + device(2, 9, "SYSTEM ROM", "", size=8, kind=0x09)
+    )
+    assert found is not None
+    assert [slot.kind for slot in found.slots] == ["DDR4"]
 
 
 def test_half_the_rating_is_not_taken_for_the_speed(tmp_path: Path) -> None:
