@@ -19,7 +19,7 @@ from offloadtune.probe.modules import WINDOWS_COMMAND
 from offloadtune.units import GIB, MIB
 
 HOSTS = Path(__file__).parents[1] / "hosts"
-MACHINES = sorted(folder.name for folder in HOSTS.iterdir())
+MACHINES = sorted(file.parent.name for file in HOSTS.glob("*/system.json"))
 SYSTEM = {"name": "Linux", "release": "6.8", "arch": "x86_64", "allowed_cpus": [0], "total_bytes": 2**33}
 LOCATORS = st.text() | st.from_regex(r"(P\d|CPU\d|Node\d)?[ _-]?(DIMM|Channel|CH)[ _-]?[A-H]?\d?", fullmatch=True)
 
