@@ -56,7 +56,7 @@ def read_slots(door: Door, system: System, *, may_be_slow: bool) -> Slots | str:
 
 def root_would_add(door: Door, found: Slots | str) -> tuple[str, ...]:
     """What the SMBIOS tables, which only root may read, would add to what was found."""
-    if "DMI" not in door.names(TABLES_FOLDER) or door.bytes(f"{TABLES_FOLDER}/DMI") is not None:
+    if "DMI" not in door.names(TABLES_FOLDER) or door.bytes(f"{TABLES_FOLDER}/DMI"):  # empty in a record
         return ()
     if isinstance(found, str):
         return (f"With root's rights {TABLES_FOLDER} would tell the memory modules.",)
