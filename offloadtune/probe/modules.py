@@ -56,7 +56,7 @@ def read_slots(door: Door, system: System, *, may_be_slow: bool) -> Slots | str:
 
 def root_would_add(door: Door, found: Slots | str) -> tuple[str, ...]:
     """What the SMBIOS tables, which only root may read, would add to what was found."""
-    if "DMI" not in door.names(TABLES_FOLDER) or door.bytes(f"{TABLES_FOLDER}/DMI") is not None:
+    if "DMI" not in door.names(TABLES_FOLDER) or door.bytes(f"{TABLES_FOLDER}/DMI"):  # empty in a record
         return ()
     if isinstance(found, str):
         return (f"With root's rights {TABLES_FOLDER} would tell the memory modules.",)
@@ -150,12 +150,11 @@ def _linux_slots(door: Door) -> Slots | str:
 
 
 def _udev_slot(device: Mapping[str, str]) -> Slot:
-    is_empty = device.get("PRESENT") == "0"
     return Slot(
         locator=printable(device.get("LOCATOR")),
         bank=printable(device.get("BANK_LOCATOR")),
         kind=printable(device.get("TYPE")),
-        n_bytes=None if is_empty else parse_positive(device.get("SIZE"), most=_MOST_BYTES),
+        n_bytes=parse_positive(device.get("SIZE"), most=_MOST_BYTES),
         rated_mt_per_s=parse_positive(device.get("SPEED_MTS"), most=_MOST_MT_PER_S),
         configured_mt_per_s=parse_positive(device.get("CONFIGURED_SPEED_MTS"), most=_MOST_MT_PER_S),
         n_bits=_first_positive(device, ("DATA_WIDTH", "TOTAL_WIDTH"), most=_MOST_BITS),

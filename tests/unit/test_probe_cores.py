@@ -18,7 +18,7 @@ from offloadtune.probe.instructions import NEEDED_FLAGS, cpu_instruction_sets, p
 from offloadtune.units import GIB
 
 HOSTS = Path(__file__).parents[1] / "hosts"
-MACHINES = sorted(folder.name for folder in HOSTS.iterdir() if folder.is_dir())
+MACHINES = sorted(file.parent.name for file in HOSTS.glob("*/system.json"))
 SYSTEM = {"name": "Linux", "release": "6.8", "arch": "x86_64", "total_bytes": 2**33, "available_bytes": 2**32}
 CPU = "sys/devices/system/cpu"
 

@@ -19,7 +19,7 @@ from offloadtune.probe.modules import WINDOWS_COMMAND
 from offloadtune.units import GIB, MIB
 
 HOSTS = Path(__file__).parents[1] / "hosts"
-MACHINES = sorted(folder.name for folder in HOSTS.iterdir() if folder.is_dir())
+MACHINES = sorted(file.parent.name for file in HOSTS.glob("*/system.json"))
 SYSTEM = {"name": "Linux", "release": "6.8", "arch": "x86_64", "allowed_cpus": [0], "total_bytes": 2**33}
 LOCATORS = st.text() | st.from_regex(r"(P\d|CPU\d|Node\d)?[ _-]?(DIMM|Channel|CH)[ _-]?[A-H]?\d?", fullmatch=True)
 
@@ -142,7 +142,7 @@ def test_tables_mend_what_an_old_systemd_calls_out_of_specification(tmp_path: Pa
 def test_root_would_add_the_modules_where_there_are_tables(tmp_path: Path) -> None:
     door = machine(tmp_path)
     assert read_hardware(door).root_would_add == ()
-    (tmp_path / "sys/firmware/dmi/tables/DMI").mkdir(parents=True)
+    write(tmp_path, "sys/firmware/dmi/tables/DMI", b"")  # recorded by somebody who could not read it
     assert read_hardware(door).root_would_add == (
         "With root's rights /sys/firmware/dmi/tables would tell the memory modules.",
     )
@@ -207,6 +207,23 @@ INTEL_LAPTOP = [
 
 
 @pytest.mark.parametrize(
+    ("locators", "channels"),
+    [
+        (("DIMM_A1", "DIMM_A2"), ("A", "A")),
+        (("CPU0_DIMM_A1", "CPU0_DIMM_B1"), ("A", "B")),
+        (("CPU0_DIMM_A1", "CPU1_DIMM_A1"), ("CPU0 A", "CPU1 A")),
+        (("Controller0-DIMM0", "Controller0-DIMM1"), ("Controller0", "Controller0")),
+        (("CPU0_DIMM_A1", "DIMM 2"), ("A", None)),
+        ((), ()),
+    ],
+)
+def test_words_that_all_channels_share_are_left_out(
+    locators: tuple[str, ...], channels: tuple[str | None, ...]
+) -> None:
+    assert channels_of([Slot(locator=locator, bank=None) for locator in locators]) == channels
+
+
+@pytest.mark.parametrize(
     ("slots", "n_channels", "n_channels_most", "gb_per_s"),
     [
         (["DIMM_A1|", "DIMM_A2||DDR4|64|3200|3200", "DIMM_B1|", "DIMM_B2||DDR4|64|3200|3200"], 2, 2, 51.2),
@@ -222,6 +239,7 @@ INTEL_LAPTOP = [
         ([f"DIMM 0|P0 CHANNEL {letter}|LPDDR5|32|6400|6400" for letter in "ABCD"], 2, 2, 102.4),
         ([f"DIMM 0|P0 CHANNEL {letter}|LPDDR5|32|8000|8000" for letter in "ABCDEFGH"], 4, 4, 256.0),
         (["DIMM 0||LPDDR4|32|3200|3200"], None, None, 12.8),
+        (["ChannelA||LPDDR5|64|6400|6400", "ChannelB||LPDDR5|32|6400|6400", "ChannelC|"], None, None, 76.8),
         (["ChannelA-DIMM0||LPDDR5||6400|6400"], None, None, None),
         (["DIMM_A1||DDR4|64|3200|1600"], 1, 1, None),
         (["DIMM_A1||DDR4|64||"], 1, 1, None),
@@ -240,6 +258,7 @@ INTEL_LAPTOP = [
         "soldered",
         "wide soldered",
         "narrow soldered",
+        "uneven soldered",
         "no width",
         "clock for transfers",
         "no speed",
@@ -263,6 +282,16 @@ def test_slots_that_only_the_board_counts_may_be_more_channels(tmp_path: Path) -
     hardware = read_hardware(machine(tmp_path))
     assert (hardware.memory.n_slots, hardware.memory.n_channels, hardware.memory.n_channels_most) == (4, 1, None)
     assert "4 slots" in reasons(hardware)["memory.n_channels_most"]
+
+
+def test_the_chip_of_the_firmware_is_no_memory(tmp_path: Path) -> None:
+    memory = read_udev(tmp_path, "DIMM_A1||DDR4|64|3200|3200", "SYSTEM ROM||Flash|8|33|33").memory
+    assert (memory.kind, memory.configured_mt_per_s, len(memory.modules or ())) == ("DDR4", 3200, 1)
+    found = parse_tables(
+        device(1, 9, "DIMM_A1", "", size=8192, kind=0x1A) + device(2, 9, "SYSTEM ROM", "", size=8, kind=0x09)
+    )
+    assert found is not None
+    assert [slot.kind for slot in found.slots] == ["DDR4"]
 
 
 def test_half_the_rating_is_not_taken_for_the_speed(tmp_path: Path) -> None:

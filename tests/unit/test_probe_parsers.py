@@ -186,10 +186,10 @@ def test_modules_are_the_filled_slots() -> None:
         "MEMORY_ARRAY_NUM_DEVICES=2\nMEMORY_DEVICE_0_PRESENT=0\nMEMORY_DEVICE_0_TYPE=Unknown\n"
         "MEMORY_DEVICE_0_LOCATOR=DIMM 0\n"
         "MEMORY_DEVICE_1_SIZE=17179869184\nMEMORY_DEVICE_1_TYPE=DDR4\nMEMORY_DEVICE_1_SPEED_MTS=3600\n"
-        "MEMORY_DEVICE_1_CONFIGURED_SPEED_MTS=3200\n"
+        "MEMORY_DEVICE_1_CONFIGURED_SPEED_MTS=3200\nMEMORY_DEVICE_1_TOTAL_WIDTH=72\nMEMORY_DEVICE_1_DATA_WIDTH=64\n"
     )
     filled = Slot(
-        locator=None, bank=None, kind="DDR4", n_bytes=2**34, rated_mt_per_s=3600, configured_mt_per_s=3200, n_bits=None
+        locator=None, bank=None, kind="DDR4", n_bytes=2**34, rated_mt_per_s=3600, configured_mt_per_s=3200, n_bits=64
     )
     found = parse_udev(text)
     assert found == Slots(source="udev", slots=(Slot(locator="DIMM 0", bank=None, kind="Unknown"), filled), n_slots=2)

@@ -15,7 +15,7 @@ from offloadtune.records import Host
 from offloadtune.units import GIB
 
 HOSTS = Path(__file__).parents[1] / "hosts"
-MACHINES = sorted(folder.name for folder in HOSTS.iterdir() if folder.is_dir())
+MACHINES = sorted(file.parent.name for file in HOSTS.glob("*/system.json"))
 
 
 def recorded(machine: str) -> Host:
