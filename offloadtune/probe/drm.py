@@ -130,7 +130,7 @@ def count_in(door: Door, card: PciCard, name: str) -> int | None:
 
 def _read_card(door: Door, folder: str) -> PciCard | None:
     vendor_id = _vendor(door, folder)
-    if vendor_id not in VENDORS:
+    if vendor_id is None or vendor_id not in VENDORS:
         return None
     text = door.text(f"{folder}/uevent") or ""
     told = {key: label(value) for key, _, value in (line.partition("=") for line in text.splitlines())}
@@ -202,7 +202,7 @@ def _link(door: Door, folder: str, when: str) -> Link | None:
     speed = _SPEED.match(door.text(f"{folder}/{when}_link_speed") or "")
     generation = _GENERATIONS.get(float(speed[1])) if speed else None
     n_lanes = parse_int(door.text(f"{folder}/{when}_link_width"))
-    if generation is None or n_lanes not in _WIDTHS:
+    if generation is None or n_lanes is None or n_lanes not in _WIDTHS:
         return None
     return Link(generation=generation, n_lanes=n_lanes)
 

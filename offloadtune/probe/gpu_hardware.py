@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from offloadtune.hardware import GpuHardware
 from offloadtune.probe import drm
@@ -69,7 +70,8 @@ def _is_left_out(card: PciCard) -> bool:
 
 def _read_pci_card(door: Door, index: int, card: PciCard) -> tuple[GpuHardware, tuple[Note, ...]]:
     told = _told(door, card)
-    fields, reasons = {"driver": _driver_words(door, card), **told.fields}, dict(told.reasons)
+    fields: dict[str, Any] = {"driver": _driver_words(door, card), **told.fields}
+    reasons = dict(told.reasons)
     problem = _driver_problem(card)
     if problem:
         reasons["driver"] = problem
@@ -95,8 +97,8 @@ def _read_links(door: Door, card: PciCard) -> tuple[dict[str, int | None], str]:
             _LINK_FIELDS
         ), "The card is outside of this machine, and such links do not tell their speed."
     now, most = drm.card_links(door, card)
-    links = (now and now.generation, now and now.n_lanes, most and most.generation, most and most.n_lanes)
-    return dict(zip(_LINK_FIELDS, links, strict=True)), "The kernel does not tell the link of this card's slot."
+    told = [end for link in (now, most) for end in ((link.generation, link.n_lanes) if link else (None, None))]
+    return dict(zip(_LINK_FIELDS, told, strict=True)), "The kernel does not tell the link of this card's slot."
 
 
 def _told(door: Door, card: PciCard) -> Told:

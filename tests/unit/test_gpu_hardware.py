@@ -52,7 +52,7 @@ def fields(gpu: GpuHardware) -> dict[str, Any]:
 
 # --- NVIDIA --------------------------------------------------------------------------------------------------------
 
-RTX_4090 = {
+RTX_4090: dict[str, Any] = {
     "nvmlDeviceGetName": "NVIDIA GeForce RTX 4090",
     "nvmlDeviceGetUUID": "GPU-1",
     "nvmlDeviceGetPciInfo": {"busId": "00000000:01:00.0"},
@@ -75,7 +75,7 @@ RTX_4090 = {
     "nvmlDeviceGetComputeRunningProcesses": [{"pid": 7, "usedGpuMemory": GIB}],
     "nvmlDeviceGetGraphicsRunningProcesses": [{"pid": 8, "usedGpuMemory": None}],
 }
-TOLD_BY = {
+TOLD_BY: dict[str, set[str]] = {
     "nvmlDeviceGetName": {"name"},
     "nvmlDeviceGetUUID": set(),
     "nvmlDeviceGetPciInfo": {"pci_bus_id"},
@@ -359,7 +359,7 @@ ABOVE_IT = {
     **bridge("0000:00:03.1", "0x1022", 9, link("5.0 x1", "5.0 x1")),  # leads elsewhere
     **bridge("0001:00:03.1", "0x1022", 3, link("5.0 x1", "5.0 x1")),
 }
-AMD_TOLD_BY = {
+AMD_TOLD_BY: dict[str, set[str]] = {
     "mem_info_vram_total": {"total_bytes", "free_bytes"},
     "mem_info_vram_used": {"free_bytes"},
     "mem_info_vis_vram_total": {"bar1_bytes"},
