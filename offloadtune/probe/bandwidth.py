@@ -52,8 +52,10 @@ def measure_speeds(n_threads_most: int, l3_bytes: int | None, most_bytes: int) -
     speeds = []
     for n_threads in _ladder(n_threads_most):
         n_bytes = bytes_to_read(n_threads, l3_bytes, most_bytes)
-        # where the caches are larger than this, they are split among the cores: few threads have but a part of them
-        found = n_bytes and _measure(n_threads, min(n_bytes, n_threads * MOST_BYTES_PER_THREAD), (_read, _copy))
+        if n_bytes is None:
+            continue
+        # caches that large are split among the cores: few threads have but a part of them
+        found = _measure(n_threads, min(n_bytes, n_threads * MOST_BYTES_PER_THREAD), (_read, _copy))
         if found:
             read, copy = found
             speeds.append(MemorySpeed(n_threads=n_threads, read_bytes_per_s=read, copy_bytes_per_s=copy))
@@ -68,9 +70,9 @@ def _read(cells: _Cells) -> object:
     return cells.max()
 
 
-def _copy(cells: _Cells) -> object:
+def _copy(cells: _Cells) -> None:
     half = len(cells) // 2
-    return np.copyto(cells[:half], cells[half : 2 * half])
+    np.copyto(cells[:half], cells[half : 2 * half])
 
 
 def _measure(n_threads: int, n_bytes: int, moves: tuple[_Move, ...]) -> tuple[float, ...] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_both_speeds_are_measured_with_every_step(monkeypatch: pytest.MonkeyPatc
 def test_a_copy_counts_what_it_reads_and_what_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that ticks a second a reading, the speed is the number of bytes moved."""
     seconds = itertools.count()
-    monkeypatch.setattr(bandwidth.time, "perf_counter_ns", lambda: next(seconds) * 10**9)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(seconds) * 10**9)
     moved = []
     copyto = np.copyto
 
@@ -125,7 +126,7 @@ def test_a_copy_leaves_the_half_it_reads() -> None:
 def test_slow_passes_are_fewer(pass_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count()
     passes: list[int] = []
-    monkeypatch.setattr(bandwidth.time, "perf_counter_ns", lambda: int(next(ticks) * pass_s * 1e9))
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: int(next(ticks) * pass_s * 1e9))
     took_ns = bandwidth._median_ns(lambda _cells: passes.append(1), np.ones(1, dtype=np.int64))
     assert took_ns == pytest.approx(pass_s * 1e9)
     assert len(passes) == {0.01: 5, 0.2: 2, 3.0: 2}[pass_s]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -358,7 +359,7 @@ def test_the_part_that_is_read(size: int, span: tuple[int, int], tmp_path: Path)
 def test_a_slow_disk_is_left_at_the_deadline(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that ticks half a second a reading, one block fits before the deadline."""
     ticks = itertools.count()
-    monkeypatch.setattr(disk.time, "perf_counter", lambda: next(ticks) * 0.5)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks) * 0.5)
     found = read_disk(file, Door(), lambda _path: "")
     assert found.n_bytes_read == disk.BLOCK_BYTES
     assert found.cold_bytes_per_s == disk.BLOCK_BYTES / 1.5

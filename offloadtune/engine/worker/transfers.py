@@ -114,9 +114,14 @@ _FIGURES = (*_PAGEABLE, *_PINNED, *_MEMORY)
 def _figures(device: _Device) -> dict[str, Any]:
     speeds: dict[str, float | None] = dict.fromkeys(_FIGURES)
     reasons = []
-    for names, measured in ((_PAGEABLE, _pageable), (_PINNED, _pinned), (_MEMORY, _memory)):
+    parts: tuple[tuple[tuple[str, ...], Callable[[_Device], tuple[float, ...]]], ...] = (
+        (_PAGEABLE, _pageable),
+        (_PINNED, _pinned),
+        (_MEMORY, _memory),
+    )
+    for names, measured in parts:
         try:
-            speeds |= dict(zip(names, measured(device), strict=True))
+            speeds.update(zip(names, measured(device), strict=True))
         except _FailedError as error:
             reasons.append(str(error))
     return {"speeds": speeds, "reasons": reasons}
