@@ -143,7 +143,7 @@ def _word(file: ListedFile) -> str:
 
 
 def _nothing_lines(listing: Listing) -> Iterator[Text]:
-    yield Text("No GGUF file was found on the usual shelves.", style="bold")
+    yield Text("No GGUF file was found.", style="bold")
     yield Text("Looked in:")
     for shelf in listing.shelves:
         state = {True: "nothing in it", False: "not there", None: "may not be seen"}[shelf.is_there]

@@ -126,7 +126,7 @@ def test_without_the_engine_the_list_says_that_the_fit_is_not_known(
     user.environment |= without_engine
     ended = user("list")
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.startswith("Whether they fit is not known: llama-cpp-python")
+    assert ended.out.startswith("Whether they fit is not known: The engine, llama-cpp-python, is not installed")
 
 
 def test_a_path_that_exists_costs_no_search(smollm2_path: Path) -> None:

@@ -73,6 +73,10 @@ def test_a_whole_file_hides_a_download_of_the_same_name() -> None:
     assert matches("half", (HALF, whole)) == [whole]
 
 
+def tell_nobody(_said: Said) -> None:
+    """For whom it makes no difference."""
+
+
 WORDS = st.text(st.sampled_from("aB.-/:_1é"), min_size=1, max_size=4)
 
 
@@ -117,7 +121,7 @@ def test_of_many_files_the_first_are_listed_and_their_control_characters_left_ou
     many = tuple(shelved(f"/m/{i:02}.gguf", f"x\x1b[2J{i:02}") for i in range(20))
     monkeypatch.setattr(naming, "shelved_here", lambda: Shelved(files=many, shelves=()))
     with pytest.raises(UsageError, match=r"names 20 files here: x\[2J00, .*x\[2J07 and 12 more\.\Z") as caught:
-        resolve("x", [].append)
+        resolve("x", tell_nobody)
     assert "\x1b" not in str(caught.value)
 
 
@@ -139,7 +143,7 @@ def test_where_nothing_is_near_the_list_is_named(heard: list[Said]) -> None:
 def test_a_path_is_never_looked_for(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(naming, "shelved_here", lambda: pytest.fail("looked for"))
     assert is_path(text)
-    assert resolve(text, [].append) == Path(text)
+    assert resolve(text, tell_nobody) == Path(text)
 
 
 def test_a_path_that_exists_wins_over_a_name(heard: list[Said]) -> None:
@@ -158,7 +162,7 @@ def test_whatever_is_typed_is_a_path_or_refused_in_a_sentence(text: str) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(naming, "shelved_here", look)
         try:
-            assert resolve(text, [].append) in {Path(text), *(file.path for file in FILES)}
+            assert resolve(text, tell_nobody) in {Path(text), *(file.path for file in FILES)}
         except (GgufError, UsageError):
             assert not is_path(text)
 
@@ -179,6 +183,6 @@ def test_the_shelves_are_those_of_this_user(tmp_path: Path, monkeypatch: pytest.
     for path in (tmp_path / ".lmstudio/models/owner/name/one-of-mine.gguf", Path("gguf_models/two-of-mine.gguf")):
         path.parent.mkdir(parents=True)
         path.touch()
-    assert resolve("one-of", [].append) == tmp_path / ".lmstudio/models/owner/name/one-of-mine.gguf"
-    assert resolve("two-of", [].append) == Path("gguf_models") / "two-of-mine.gguf"
+    assert resolve("one-of", tell_nobody) == tmp_path / ".lmstudio/models/owner/name/one-of-mine.gguf"
+    assert resolve("two-of", tell_nobody) == Path("gguf_models") / "two-of-mine.gguf"
     assert not os.path.lexists("one-of")

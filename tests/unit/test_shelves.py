@@ -276,7 +276,7 @@ def test_a_folder_without_permission_is_said_once(tmp_path: Path, monkeypatch: p
     def refuse(folder: Path) -> Iterator[os.DirEntry[str]]:  # tests may run as root, who may read everything
         if folder == locked:
             raise PermissionError(13, "Permission denied")
-        return real(folder)  # type: ignore[return-value]
+        return real(folder)
 
     monkeypatch.setattr(os, "scandir", refuse)
     found = look([tree(tmp_path), tree(locked), tree(locked, layout=Layout.FLAT)])
