@@ -28,6 +28,8 @@ MACHINE_FORMAT = 1
 MOST_BYTES = 8 << 20
 """No machine takes a tenth of it."""
 
+_TOO_LARGE = 1 << 63
+
 _HEAD = """\
 # What offloadtune knows of this machine, written by `offloadtune doctor`. Speeds are bytes per second as measured.
 # To see what changed since: offloadtune doctor --since THIS_FILE
@@ -133,8 +135,13 @@ def _without_none(value: Any) -> Any:
 
 
 def _with_none(kind: Any, value: Any) -> Any:
-    """`value`, of a record of `kind`, with None wherever a field is missing that has no default."""
+    """`value`, of a record of `kind`, with None wherever a field is missing that has no default.
+
+    Raises ValueError for a number that TOML has no room for, and that no arithmetic here would stand.
+    """
     record = _record_in(kind)
+    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        raise ValueError
     if isinstance(value, list):
         return [_with_none(kind, inner) for inner in value]
     if record is None or not isinstance(value, dict):

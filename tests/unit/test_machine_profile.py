@@ -199,6 +199,12 @@ def test_a_file_cut_anywhere_is_read_or_refused(tmp_path: Path) -> None:
     assert refused > len(whole) // 97 // 2
 
 
+def test_a_number_without_measure_is_refused(tmp_path: Path) -> None:
+    path = written(PROFILE, tmp_path)
+    path.write_text(path.read_text().replace(f"total_bytes = {64 * GIB}", f"total_bytes = 1{'0' * 400}"))
+    assert "is damaged" in refusal(path)
+
+
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     assert "No such file" in refusal(tmp_path / "none.toml")
     assert "it is no file" in refusal(tmp_path)
