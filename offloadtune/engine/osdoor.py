@@ -85,7 +85,8 @@ def peak_rss_bytes() -> int | None:
 def drop_cached(path: Path, begin: int = 0, end: int | None = None) -> str:
     """Drop the pages of the file at `path`, and of no other, from the system's cache; why it is not cold, "" if it is.
 
-    Only those from byte `begin` on, up to `end` where one is given; `begin` as in `cached_frac`. Pages that another process has mapped stay, and so do some of a few file systems, so what is left is counted.
+    Only those from byte `begin` on, up to `end` where one is given; `begin` as in `cached_frac`. Pages that another
+    process has mapped stay, and so do some of a few file systems, so what is left is counted.
     """
     if sys.platform != "linux":
         return "only Linux lets a program without special rights drop a file from the cache"
@@ -107,7 +108,8 @@ _WINDOW_BYTES = 1 << 30
 def cached_frac(path: Path, begin: int = 0, end: int | None = None) -> float | None:
     """Share of the file's pages that are in the system's cache; None where the system does not say.
 
-    Those from byte `begin` on, the beginning of a page, up to `end` where one is given. Linux says "all" of files that are not the asker's and that he may not write to.
+    Those from byte `begin` on, which begins a page, up to `end` where one is given. Linux says "all" of files that are
+    not the asker's and that he may not write to.
     """
     if sys.platform != "linux":
         return None
