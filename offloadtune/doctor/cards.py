@@ -194,22 +194,6 @@ def _power_step(gpu: GpuHardware, examined: Examination) -> str:
     return f"If that is not meant: sudo {command}"
 
 
-def throttle_step(examined: Examination) -> str:
-    """What to do about cards that are held down now, by what holds them."""
-    reasons = {reason for gpu in examined.now.gpus for reason in gpu.throttle_reasons or ()}
-    if reasons & _OF_POWER and not reasons & _OF_HEAT:
-        return _POWER_WORDS
-    if "hw_slowdown" in reasons and not reasons & _OF_HEAT:
-        return f"{_COOL_WORDS} {_POWER_WORDS}"  # the driver does not say which of both it is
-    return _COOL_WORDS
-
-
-_OF_HEAT = {"sw_thermal_slowdown", "hw_thermal_slowdown"}
-_OF_POWER = {"hw_power_brake_slowdown"}
-_COOL_WORDS = "Let the card cool down; clean its fans and filters."
-_POWER_WORDS = "Check the power supply and the cables to the card: too little power holds it down."
-
-
 def memory_taken(examined: Examination) -> Iterator[Finding]:
     """Less than what stands against measuring, which is another rule's: good to know when a model just does not fit."""
     for gpu in examined.now.gpus:

@@ -115,8 +115,8 @@ def broken_path(examined: Examination) -> Iterator[Finding]:
         yield Finding(
             code="engine_crashes",
             severity=Severity.PROBLEM,
-            words=f"This engine build crashes {_WHERE[fault.offloads]} in the way it computes by default; other"
-            " programs that use it may die.",
+            words=f"This engine build crashes {_WHERE[fault.offloads]}, as it computes by default; other programs that"
+            " use it may die.",
             evidence=f"A self-test found that it runs only with {settings}.",
             next_step=f"{fault.worth} To rebuild: {_rebuild_step(examined)}".strip(),
         )

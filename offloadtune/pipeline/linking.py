@@ -27,10 +27,10 @@ def with_link(
         return transfer()
     with _Watch(open_links()) as watch:
         speed = transfer()
-    if all(getattr(speed, figure) is None for figure in _MOVED):
+    seen = watch.most.get(at)
+    if seen is None or all(getattr(speed, figure) is None for figure in _MOVED):
         return speed
-    generation, n_lanes = watch.most.get(at, (None, None))
-    return dataclasses.replace(speed, pcie_generation=generation, n_pcie_lanes=n_lanes)
+    return dataclasses.replace(speed, pcie_generation=seen[0], n_pcie_lanes=seen[1])
 
 
 class _Watch:

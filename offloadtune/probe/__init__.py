@@ -9,6 +9,7 @@ bandwidth.py  reads memory by many threads (the only importer of numpy, loaded w
 inventory.py  probe_host: all of it, in order
 hardware.py   read_hardware: the machine in depth
 modules.py    who tells of memory modules      dmi.py  channels.py  memory.py  numa.py    what that says of memory
+links.py     Links: the cards' links, asked again while data moves
 cores.py      instructions.py  limits.py  surroundings.py  gpu_hardware.py    the other parts of it
 conditions.py read_conditions: what goes on now   load.py  power.py  cards.py   its parts
 """
