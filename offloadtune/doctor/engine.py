@@ -158,8 +158,8 @@ def _rebuild_step(examined: Examination) -> str:
 
 def _has_way(vendor: str, examined: Examination) -> bool | None:
     """Whether the engine was built with a backend that reaches this vendor's cards, None where it does not tell."""
-    engine = examined.profile.engine
-    if engine is not None and _TELLING.get(vendor, "Vulkan") in engine.system_info:
+    engine, told = examined.profile.engine, _TELLING.get(vendor)
+    if engine is not None and told is not None and told in engine.system_info:
         return True
     if examined.backends is None:
         return None

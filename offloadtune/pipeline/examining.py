@@ -18,7 +18,7 @@ from offloadtune.errors import UsageError
 from offloadtune.gguf import read_gguf
 from offloadtune.hardware import Diagnosis, Disk, EngineFault, Examination, MachineProfile
 from offloadtune.pipeline.journals import read_all
-from offloadtune.pipeline.probing import machine_beside, measured_now, probe_machine, untimed_words
+from offloadtune.pipeline.probing import machine_alone, machine_beside, measured_now, untimed_words
 from offloadtune.pipeline.reaching import backends_in, closed_paths
 from offloadtune.pipeline.rebuilding import Advice, advise, worth_words
 from offloadtune.pipeline.spaces import SelfTestMemory
@@ -57,7 +57,7 @@ def diagnose(
     now = read_conditions(local_servers(endpoints))
     owner = measured_now()
     if owner is None:
-        profile = probe_machine(endpoints, measure=not is_quick, transfer_s=_TRANSFER_S)
+        profile = machine_alone(endpoints, measure=not is_quick, transfer_s=_TRANSFER_S)
         untimed = "Measuring was not asked for." if is_quick else ""
     else:
         profile, untimed = machine_beside(owner), untimed_words(owner)
@@ -101,11 +101,15 @@ def _changes(before: MachineProfile, profile: MachineProfile, owner: str | None)
     return doctor.changes(before, after if owner is None else dataclasses.replace(after, engine=before.engine))
 
 
-def keep_machine(profile: MachineProfile) -> Path:
+def keep_machine(profile: MachineProfile) -> Path | None:
     """Write the machine down and give the path. Raises ExportError.
 
     What was measured before is not replaced by what was not. What the machine was before it changed stays beside it.
+    Nothing is written, and None given, while a sweep measures: then the devices are not known, which are a part of what
+    the machine is called.
     """
+    if measured_now() is not None:
+        return None
     path, before = store.machine_path(profile.machine), None
     is_there = False
     with contextlib.suppress(OSError):  # of a folder that may not be looked into; writing says so

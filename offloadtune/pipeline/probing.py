@@ -54,6 +54,11 @@ def probe_machine(
     """
     if (owner := measured_now()) is not None:
         return machine_beside(owner)
+    return machine_alone(endpoints, measure=measure, transfer_s=transfer_s)
+
+
+def machine_alone(endpoints: Sequence[str], *, measure: bool, transfer_s: float | None) -> MachineProfile:
+    """The same where it is known that no sweep measures."""
     from offloadtune.probe import read_hardware  # noqa: PLC0415 - only where the whole machine is asked for
 
     start_s, measured_at = time.monotonic(), _now()

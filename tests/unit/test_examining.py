@@ -67,6 +67,7 @@ def test_beside_a_sweep_neither_engine_nor_disk_is_touched(
     assert (disk.cold_bytes_per_s, disk.warm_bytes_per_s) == (None, None)
     assert {"a.gguf is being measured now, so nothing was timed beside it."} <= {note.reason for note in disk.notes}
     assert said.examination.profile.device_speeds == ()
+    assert examining.keep_machine(said.examination.profile) is None
 
 
 @pytest.mark.usefixtures("sweep")
