@@ -185,11 +185,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What the system runs inside. `container` and `hypervisor` are names ("docker", "kvm"), None outside of one."""
+    """What the system runs inside. `container` and `hypervisor` are names ("docker", "kvm"), None outside of one.
+
+    `is_portable` is whether the firmware calls it a laptop, a tablet or the like, None where it does not say.
+    """
 
     is_wsl: bool
     container: str | None
     hypervisor: str | None
+    is_portable: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,18 +251,38 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examination:
-    """What the doctor judges by. `advice` is the exact line that builds a better engine, and why, None where none is.
+class EngineFault:
+    """A self-test that the engine build did not survive as it computes by default, and the settings it lives with.
 
-    `needs` are the settings an engine self-test found this build cannot live without, `config_paths` files that change
-    runs unseen, `disks` where the model files asked about lie, `file_bytes` the size of the largest of these.
-    `variables` are names of the environment that change runs unseen as well.
+    `offloads` is whether it was a card's test or the CPU's alone, None where that was not kept. `worth` is a sentence
+    on what a rebuild would bring.
+    """
+
+    knobs: tuple[tuple[str, str], ...]
+    offloads: bool | None
+    worth: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What the doctor judges by.
+
+    `rebuild_line` builds the engine for this machine; None where no line here would build one that is as good.
+    `card_advice` is for each vendor what to do so that the engine can use its cards. `backends` are what the engine was
+    built with ("cpu", "cuda", "vulkan"), `closed_paths` the device files of cards that this process cannot open.
+    `config_paths` are files that change runs unseen, and so do `variables`, names of the environment. `disks` are where
+    the model files asked about lie, `file_bytes` the size of the largest of these. `measured_now` names what is being
+    measured, None where nothing is: neither the engine nor its devices were asked beside it.
     """
 
     profile: MachineProfile
     now: Conditions
-    advice: str | None = None
-    needs: tuple[tuple[str, str], ...] = ()
+    rebuild_line: str | None = None
+    card_advice: tuple[tuple[str, str], ...] = ()
+    backends: tuple[str, ...] | None = None
+    closed_paths: tuple[Path, ...] = ()
+    faults: tuple[EngineFault, ...] = ()
+    measured_now: str | None = None
     config_paths: tuple[Path, ...] = ()
     disks: tuple[Disk, ...] = ()
     file_bytes: int | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from offloadtune.doctor.classes import pcie_class
-from offloadtune.doctor.joining import card_of, is_remote, speed_of, title
+from offloadtune.doctor.joining import card_of, is_mobile, is_remote, speed_of, title
 from offloadtune.hardware import DeviceSpeed, Examination, Finding, GpuHardware, MachineProfile, Severity
 from offloadtune.interference import HELD_BYTES
 from offloadtune.records import Device, Note
@@ -21,6 +21,11 @@ SLOW_LINK_FRAC = 0.6
 LOW_POWER_FRAC = 0.97
 TAKEN_WORTH_SAYING_BYTES = 256 * MIB
 SMALL_BAR1_BYTES = 256 * MIB
+AMPERE = 8
+"""The first of compute capabilities whose cards have a resizable window."""
+
+MOST_OF_LINK = 1.1
+"""Of the high end of the link's class; no copy is faster."""
 
 _MISMATCH, _LOST = "LibRmVersionMismatch", "GpuIsLost"
 
@@ -33,7 +38,9 @@ def driver_mismatch(examined: Examination) -> Iterator[Finding]:
             words="The NVIDIA driver that is loaded is not the version whose libraries are installed: no program can"
             " use the card.",
             evidence=note.reason,
-            next_step="Restart the machine; the driver was updated while it ran.",
+            next_step="Make the container anew; the driver was updated since it was made."
+            if examined.profile.hardware.surroundings.container
+            else "Restart the machine; the driver was updated while it ran.",
         )
 
 
@@ -62,9 +69,17 @@ def no_driver(examined: Examination) -> Iterator[Finding]:
             words=f"{gpu.name} cannot be used: "
             + (f"{gpu.driver}, its driver, cannot compute." if cannot else "no driver for it is loaded."),
             evidence=_driver_reason(gpu, examined),
-            next_step=_DRIVER_STEPS.get(gpu.vendor, "Install the card's driver."),
+            next_step=_OF_RADEON
+            if driver_name(gpu) == "radeon"
+            else _DRIVER_STEPS.get(gpu.vendor, "Install the card's driver."),
         )
 
+
+_OF_RADEON = (
+    "Start the kernel with radeon.si_support=0 amdgpu.si_support=1 (GCN 1), or with radeon.cik_support=0"
+    " amdgpu.cik_support=1 (GCN 2); a card older than these cannot compute."
+)
+"""amdgpu has no support of what came before GCN, and leaves the first two of that to radeon unless it is told."""
 
 CANNOT_COMPUTE = frozenset({"nouveau", "nova_core", "radeon"})
 GIVEN_AWAY = frozenset({"vfio-pci", "pci-stub"})
@@ -105,7 +120,8 @@ def narrow_link(examined: Examination) -> Iterator[Finding]:
     """Fewer lanes or a lower generation under load than could be, or no more than four lanes at all.
 
     Eight lanes of sixteen are but good to know: what drivers call the most lanes is often the card's own, and many
-    slots have eight.
+    slots have eight. So is the link of a laptop, which nobody can change. A link over which more was moved than it
+    could carry was not seen at work.
     """
     for device, speed, gpu in _linked(examined):
         generation, n_lanes = speed.pcie_generation, speed.n_pcie_lanes
@@ -115,8 +131,12 @@ def narrow_link(examined: Examination) -> Iterator[Finding]:
         if n_lanes >= most[1] and generation >= most[0] and n_lanes > NARROW_LANES:
             continue
         moved = speed.to_pinned_bytes_per_s
+        _, (_, high) = pcie_class(generation, n_lanes)
+        if moved and moved > MOST_OF_LINK * high:
+            continue
         reached = f"; a copy to the card reached {format_bytes_per_s(moved)}" if moved else ""
-        is_bad = n_lanes <= NARROW_LANES or generation < most[0]
+        is_fixed = is_mobile(gpu, examined)
+        is_bad = (n_lanes <= NARROW_LANES or generation < most[0]) and not is_fixed
         yield Finding(
             code="pcie_narrow",
             severity=Severity.WARNING if is_bad else Severity.NOTE,
@@ -124,8 +144,10 @@ def narrow_link(examined: Examination) -> Iterator[Finding]:
             " where a part of the model stays in main memory.",
             evidence=f"PCIe {generation} x{n_lanes} while data moved; at most it could be"
             f" PCIe {most[0]} x{most[1]}{reached}.",
-            next_step="Move the card to the slot next to the CPU, reseat it, or look in the firmware's settings for"
-            " what shares its lanes.",
+            next_step="It is wired so in this machine: choose settings with which the whole model is on the card."
+            if is_fixed
+            else "Where it is in a slot, move the card to the one next to the CPU, reseat it, or look in the firmware's"
+            " settings for what shares its lanes; an adapter (M.2, OCuLink, riser) has no more.",
         )
 
 
@@ -154,13 +176,22 @@ def power_limit(examined: Examination) -> Iterator[Finding]:
         if limit and usual and limit < LOW_POWER_FRAC * usual:
             yield Finding(
                 code="power_limit_low",
-                severity=Severity.WARNING,
+                severity=Severity.NOTE if is_mobile(gpu, examined) else Severity.WARNING,
                 words=f"{title(gpu)} may take less power than it is made for, which slows prompts most.",
                 evidence=f"Its limit is {limit:.0f} W, by default {usual:.0f} W.",
-                next_step=f"If that is not meant: sudo nvidia-smi -i {gpu.index} -pl {usual:.0f}"
-                if gpu.vendor == "nvidia"
-                else "If that is not meant, set it back with the tool of the card's maker.",
+                next_step=_power_step(gpu, examined),
             )
+
+
+def _power_step(gpu: GpuHardware, examined: Examination) -> str:
+    if is_mobile(gpu, examined):
+        return "Choose the laptop maker's fastest power profile, and plug in its own charger."
+    if gpu.vendor != "nvidia":
+        return "If that is not meant, set it back with the tool of the card's maker."
+    command = f"nvidia-smi -i {gpu.index} -pl {gpu.power_limit_default_w or 0:.0f}"
+    if examined.profile.machine.host.os.startswith("Windows"):
+        return f"If that is not meant, as administrator: {command}"
+    return f"If that is not meant: sudo {command}"
 
 
 def memory_taken(examined: Examination) -> Iterator[Finding]:
@@ -180,18 +211,24 @@ def memory_taken(examined: Examination) -> Iterator[Finding]:
 
 
 def small_bar1(examined: Examination) -> Iterator[Finding]:
+    """NVIDIA's cards can have a larger window from Ampere on."""
     for gpu in examined.profile.hardware.gpus:
         is_small = gpu.bar1_bytes and gpu.bar1_bytes <= SMALL_BAR1_BYTES < (gpu.total_bytes or 0)
-        if is_small and gpu.kind == "discrete":
+        if is_small and gpu.kind == "discrete" and _can_resize(gpu):
             yield Finding(
                 code="small_bar1",
                 severity=Severity.NOTE,
-                words=f"The CPU sees only a window of the memory of {title(gpu)}: resizable BAR is off.",
+                words=f"The CPU sees the memory of {title(gpu)} only through a small window.",
                 evidence=f"The window (BAR1) has {format_bytes(gpu.bar1_bytes or 0)}, the card"
                 f" {format_bytes(gpu.total_bytes or 0)}.",
-                next_step="Switch on Above 4G Decoding and Resizable BAR in the firmware's settings; llama.cpp gains"
-                " little by it.",
+                next_step="Where the firmware's settings have Above 4G Decoding and Resizable BAR, switch them on;"
+                " llama.cpp gains little by it.",
             )
+
+
+def _can_resize(gpu: GpuHardware) -> bool:
+    major = (gpu.compute_capability or "").partition(".")[0]
+    return gpu.vendor != "nvidia" or (major.isdecimal() and int(major) >= AMPERE)
 
 
 def integrated(examined: Examination) -> Iterator[Finding]:

@@ -31,19 +31,42 @@ MATTERING_SETS = (
 )
 """Those that llama.cpp has code of its own for."""
 
-_SYSTEM_SWITCH = {"nvidia": "CUDA", "amd": "ROCm", "intel": "SYCL"}
+_WAYS = {"nvidia": ("cuda", "vulkan"), "amd": ("hip", "vulkan"), "intel": ("sycl", "vulkan"), "apple": ("metal",)}
+"""Vendor -> the backends that reach its cards, as libraries of the engine are called."""
+
+_TELLING = {"nvidia": "CUDA", "amd": "ROCm"}
+"""Of the backends only these tell of themselves in the engine's system_info."""
+
+_HIDING = {
+    "nvidia": ("CUDA_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "GGML_DISABLE_VULKAN"),
+    "amd": ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "GGML_DISABLE_VULKAN"),
+    "intel": ("ONEAPI_DEVICE_SELECTOR", "GGML_VK_VISIBLE_DEVICES", "GGML_DISABLE_VULKAN"),
+}
+"""Vendor -> the variables that may hide its cards from the engine."""
 
 
 def missing(examined: Examination) -> Iterator[Finding]:
     machine = examined.profile.machine
-    if examined.profile.engine is None:
+    if examined.profile.engine is None and examined.measured_now is None:
         reason = next((note.reason for note in machine.notes if note.subject == "devices"), "")
         yield Finding(
             code="engine_missing",
             severity=Severity.PROBLEM,
             words="There is no engine here that runs, so nothing can be measured.",
             evidence=reason or "No engine answered.",
-            next_step=examined.advice or "Install llama-cpp-python: `make sweep` builds it for this machine.",
+            next_step=examined.rebuild_line or "Install llama-cpp-python with pip.",
+        )
+
+
+def not_asked(examined: Examination) -> Iterator[Finding]:
+    """Who measures must not be disturbed, so of the engine and its devices nothing is known."""
+    if examined.measured_now is not None:
+        yield Finding(
+            code="measuring_now",
+            severity=Severity.NOTE,
+            words="Something is being measured here now, so the engine, its devices and the disk were left alone.",
+            evidence=f"{examined.measured_now} is being measured.",
+            next_step="Run offloadtune doctor again when it is done.",
         )
 
 
@@ -56,7 +79,7 @@ def old(examined: Examination) -> Iterator[Finding]:
             severity=Severity.WARNING,
             words="The engine is older than offloadtune is made for.",
             evidence=f"It is {engine.version}; {'.'.join(map(str, OLDEST))} or newer is expected.",
-            next_step=examined.advice or "Install a newer llama-cpp-python: `make sweep` builds it for this machine.",
+            next_step=_rebuild_step(examined),
         )
 
 
@@ -75,37 +98,45 @@ def without_card(examined: Examination) -> Iterator[Finding]:
         cards = [gpu for gpu in working if gpu.vendor == vendor]
         if any(device_of(gpu, profile) for gpu in cards):
             continue
-        has_backend = _SYSTEM_SWITCH.get(vendor, "Vulkan") in engine.system_info
+        has_way = _has_way(vendor, examined)
+        why = {True: ": something hides it from the engine.", False: ": it was built without a way to it.", None: "."}
         yield Finding(
             code="engine_without_gpu",
             severity=Severity.WARNING,
-            words=f"The engine leaves {_named(cards)} unused"
-            + (": something hides it from the engine." if has_backend else ": it was built without a way to it."),
+            words=f"The engine leaves {_named(cards)} unused{why[has_way]}",
             evidence=f"The engine lists {_listed(examined)}; the driver of {_named(cards)} is {cards[0].driver}.",
-            next_step=examined.advice or _hint(vendor, has_backend=has_backend),
+            next_step=_card_step(vendor, examined, has_way=has_way),
         )
 
 
 def broken_path(examined: Examination) -> Iterator[Finding]:
-    """What a rebuild is worth is said only by who knows it: the advice."""
-    if examined.needs:
-        settings = ", ".join(f"{name}={value}" for name, value in examined.needs)
+    for fault in examined.faults:
+        settings = ", ".join(f"{name}={value}" for name, value in fault.knobs)
         yield Finding(
             code="engine_crashes",
             severity=Severity.PROBLEM,
-            words="This engine build crashes on this CPU in the way it computes by default; other programs that use it"
-            " will die.",
+            words=f"This engine build crashes {_WHERE[fault.offloads]}, as it computes by default; other programs that"
+            " use it may die.",
             evidence=f"A self-test found that it runs only with {settings}.",
-            next_step=examined.advice or "Rebuild the engine with another compiler; what that is worth is not known.",
+            next_step=f"{fault.worth} To rebuild: {_rebuild_step(examined)}".strip(),
         )
 
 
+_WHERE = {
+    False: "on the CPU alone",
+    True: "with the card",
+    None: "with a file that was measured here before",
+}
+
+
 def unused_instruction_sets(examined: Examination) -> Iterator[Finding]:
+    """Where AVX512_VNNI is used, llama.cpp takes it for what AVX_VNNI would do (ggml-cpu/arch/x86/quants.c)."""
     engine, cpu = examined.profile.engine, examined.profile.hardware.cpu
     used = set(_SWITCHED_ON.findall(engine.system_info)) if engine else set()
     if "CPU" not in (engine.system_info if engine else ""):
         return
-    unused = [name for name in MATTERING_SETS if name in cpu.instruction_sets and name not in used]
+    needless = {"AVX_VNNI"} if "AVX512_VNNI" in used else set()
+    unused = [name for name in MATTERING_SETS if name in {*cpu.instruction_sets} - used - needless]
     names = ", ".join(name for name in MATTERING_SETS if name in used)
     if unused:
         yield Finding(
@@ -113,8 +144,26 @@ def unused_instruction_sets(examined: Examination) -> Iterator[Finding]:
             severity=Severity.WARNING,
             words=f"The engine does not use {', '.join(unused)}, which this CPU has, so prompts are read slower on it.",
             evidence=f"The engine uses {names or 'none of those that matter'}.",
-            next_step=examined.advice or "Build the engine on this machine itself: `make sweep`.",
+            next_step=_rebuild_step(examined),
         )
+
+
+def _rebuild_step(examined: Examination) -> str:
+    """Where there is no line, the toolkit of the card that is used now is not here."""
+    return examined.rebuild_line or (
+        "Build llama-cpp-python on this machine, after the toolkit of the card it uses now was installed: without that"
+        " the new build would leave the card out."
+    )
+
+
+def _has_way(vendor: str, examined: Examination) -> bool | None:
+    """Whether the engine was built with a backend that reaches this vendor's cards, None where it does not tell."""
+    engine, told = examined.profile.engine, _TELLING.get(vendor)
+    if engine is not None and told is not None and told in engine.system_info:
+        return True
+    if examined.backends is None:
+        return None
+    return any(way in examined.backends for way in _WAYS[vendor])
 
 
 def _named(cards: list[GpuHardware]) -> str:
@@ -125,10 +174,22 @@ def _listed(examined: Examination) -> str:
     return ", ".join(device.name for device in examined.profile.machine.devices or ()) or "no device"
 
 
-def _hint(vendor: str, *, has_backend: bool) -> str:
-    if has_backend:
-        return "Look for CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES or ONEAPI_DEVICE_SELECTOR in the environment."
-    return f"Install {_TOOLKITS.get(vendor, _VULKAN)}, then `make sweep`."
+def _card_step(vendor: str, examined: Examination, *, has_way: bool | None) -> str:
+    """First what is known to stand in the way, then what may."""
+    hiding = [name for name in _HIDING.get(vendor, ()) if name in examined.variables]
+    if hiding and has_way is not False:
+        return f"Unset {' and '.join(hiding)}, or name the card there."
+    closed = [] if vendor == "nvidia" else [str(path) for path in examined.closed_paths]
+    if closed and examined.profile.hardware.surroundings.container:
+        return f"Start the container with the card's device files: {' '.join(f'--device {path}' for path in closed)}."
+    if closed:
+        return f"This user may not open {', '.join(closed)}: sudo usermod -aG render,video $USER, then log in again."
+    if advice := dict(examined.card_advice).get(vendor):
+        return advice
+    if has_way:
+        names = ", ".join(_HIDING.get(vendor, ()))
+        return f"Look for what hides it ({names}), and whether the runtime libraries of its driver are installed."
+    return f"Install {_TOOLKITS.get(vendor, _VULKAN)}, then run offloadtune doctor again for the line that rebuilds."
 
 
 _VULKAN = "Vulkan's compiler (glslc) with recent headers"

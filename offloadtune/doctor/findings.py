@@ -11,6 +11,7 @@ Rule = Callable[[Examination], Iterator[Finding]]
 
 RULES: tuple[Rule, ...] = (
     engine.missing,
+    engine.not_asked,
     engine.broken_path,
     cards.driver_mismatch,
     cards.card_lost,

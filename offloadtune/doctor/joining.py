@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from offloadtune.hardware import DeviceSpeed, GpuHardware, MachineProfile
+import re
+
+from offloadtune.hardware import DeviceSpeed, Examination, GpuHardware, MachineProfile
 from offloadtune.records import Device
 
 
@@ -33,6 +35,16 @@ def speed_of(device: Device, profile: MachineProfile) -> DeviceSpeed | None:
 def device_of(gpu: GpuHardware, profile: MachineProfile) -> Device | None:
     """The engine's device that computes on `gpu`, None where it lists none."""
     return next((device for device in local_devices(profile) if card_of(device, profile) == gpu), None)
+
+
+def is_mobile(gpu: GpuHardware, examined: Examination) -> bool:
+    """Whether the card is a laptop's, by its name, by the machine's chassis, or by a battery."""
+    is_portable = examined.profile.hardware.surroundings.is_portable
+    has_battery = examined.now.on_battery is not None
+    return bool(_MOBILE.search(gpu.name)) or (has_battery if is_portable is None else is_portable)
+
+
+_MOBILE = re.compile(r"\b(Laptop|Mobile|Max-Q)\b", re.IGNORECASE)
 
 
 def title(gpu: GpuHardware) -> str:

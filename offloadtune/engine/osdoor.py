@@ -82,16 +82,18 @@ def peak_rss_bytes() -> int | None:
     return int(peak) if peak is not None else None
 
 
-def drop_cached(path: Path) -> str:
+def drop_cached(path: Path, begin: int = 0, end: int | None = None) -> str:
     """Drop the pages of the file at `path`, and of no other, from the system's cache; why it is not cold, "" if it is.
 
-    Pages that another process has mapped stay, and so do some of a few file systems, so what is left is counted.
+    Only those from byte `begin` on, up to `end` where one is given; `begin` as in `cached_frac`. Pages that another
+    process has mapped stay, and so do some of a few file systems, so what is left is counted.
     """
     if sys.platform != "linux":
         return "only Linux lets a program without special rights drop a file from the cache"
     with path.open("rb") as stream:
-        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    cached = cached_frac(path)
+        n_bytes = 0 if end is None else end - begin  # 0 is all that follows
+        os.posix_fadvise(stream.fileno(), begin, n_bytes, os.POSIX_FADV_DONTNEED)
+    cached = cached_frac(path, begin, end)
     if cached is None:
         return "the system does not say what it keeps of the file in its cache"
     if cached > _COLD_FRAC:
@@ -103,10 +105,11 @@ _COLD_FRAC = 0.02
 _WINDOW_BYTES = 1 << 30
 
 
-def cached_frac(path: Path) -> float | None:
+def cached_frac(path: Path, begin: int = 0, end: int | None = None) -> float | None:
     """Share of the file's pages that are in the system's cache; None where the system does not say.
 
-    Linux says "all" of files that are not the asker's and that he may not write to.
+    Those from byte `begin` on, which begins a page, up to `end` where one is given. Linux says "all" of files that are
+    not the asker's and that he may not write to.
     """
     if sys.platform != "linux":
         return None
@@ -114,15 +117,15 @@ def cached_frac(path: Path) -> float | None:
     if stat.st_uid != os.geteuid() and not os.access(path, os.W_OK):
         return None
     with path.open("rb") as stream:
-        return _resident_frac(stream.fileno(), stat.st_size)
+        return _resident_frac(stream.fileno(), begin, stat.st_size if end is None else min(end, stat.st_size))
 
 
-def _resident_frac(descriptor: int, size: int) -> float | None:
+def _resident_frac(descriptor: int, begin: int, end: int) -> float | None:
     """By mincore over windows of a mapping that touches no page."""
     libc = ctypes.CDLL(None, use_errno=True)
     n_pages = n_cached = 0
-    for offset in range(0, size, _WINDOW_BYTES):
-        n_bytes = min(_WINDOW_BYTES, size - offset)
+    for offset in range(begin, end, _WINDOW_BYTES):
+        n_bytes = min(_WINDOW_BYTES, end - offset)
         with mmap.mmap(
             descriptor, n_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=offset
         ) as window:

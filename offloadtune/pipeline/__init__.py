@@ -1,6 +1,7 @@
 """The conductor: probe -> plan -> run -> store -> recommend -> export. The only package that knows both wings.
 
 probing      the machine, the engine's devices, a header
+linking      what a card's link does while data moves
 examining    what holds the machine back, and the machine written down
 planning     what settings take, before anything is loaded
 here         the same on this machine's own devices
@@ -15,6 +16,7 @@ checking     what cannot be measured is refused first
 measuring    one sweep under way: self-test, trials, rounds side by side
 resuming     what the same sweep measured before
 spaces       what it may try
+reaching     what stands between the engine and a card
 rebuilding   when another engine build would do more
 guarding     when the file itself is not, or no longer, what can be measured
 answering    its report and profile, or why there is none

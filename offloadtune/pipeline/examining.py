@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import offloadtune
 from offloadtune import doctor, export, store
-from offloadtune.engine import SelfTest, cached_frac, drop_cached
+from offloadtune.conditions import Conditions
+from offloadtune.engine import cached_frac, drop_cached
+from offloadtune.errors import UsageError
 from offloadtune.gguf import read_gguf
-from offloadtune.hardware import Diagnosis, Disk, Examination, MachineProfile
+from offloadtune.hardware import Diagnosis, Disk, EngineFault, Examination, MachineProfile
 from offloadtune.pipeline.journals import read_all
-from offloadtune.pipeline.probing import probe_machine
-from offloadtune.pipeline.rebuilding import missing_backend, rebuild_line, rebuild_words
+from offloadtune.pipeline.probing import machine_alone, machine_beside, measured_now, untimed_words
+from offloadtune.pipeline.reaching import backends_in, closed_paths
+from offloadtune.pipeline.rebuilding import Advice, advise, worth_words
 from offloadtune.pipeline.spaces import SelfTestMemory
 from offloadtune.probe import THIS_MACHINE, local_servers, read_conditions
-from offloadtune.records import GgufFacts
+from offloadtune.records import EngineBuild, GgufFacts
 
 _TRANSFER_S = 30.0
 _TILES_LOST = {"use_extra_bufts": False}
 
-_VARIABLE_STARTS = ("LLAMA_ARG_", "GGML_CUDA_", "GGML_VK_")
+_VARIABLE_STARTS = ("LLAMA_ARG_", "GGML_CUDA_", "GGML_METAL_", "GGML_SYCL_", "GGML_VK_")
 _VARIABLES = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
+        "GGML_BACKEND_PATH",
         "GGML_DISABLE_VULKAN",
         "GGML_OP_OFFLOAD_MIN_BATCH",
         "HIP_VISIBLE_DEVICES",
+        "HSA_OVERRIDE_GFX_VERSION",
+        "ONEAPI_DEVICE_SELECTOR",
         "ROCR_VISIBLE_DEVICES",
     }
 )
@@ -42,44 +49,80 @@ def diagnose(
 ) -> Diagnosis:
     """What the doctor says of this machine, of the model file at `path` where one is named.
 
-    `since` is a machine.toml to compare with. `is_quick` measures nothing. Raises GgufError, UsageError, EngineError.
+    `since` is a machine.toml to compare with. `is_quick` measures nothing. While a sweep measures, neither disk nor
+    engine is asked. Raises GgufError, UsageError, EngineError.
     """
     before = store.read_machine(since) if since else None
-    facts = read_gguf(path) if path else None
+    facts = read_gguf(path, identify=False) if path else None
     now = read_conditions(local_servers(endpoints))
-    profile = probe_machine(endpoints, measure=not is_quick, transfer_s=_TRANSFER_S)
-    needs = _needs(facts, profile)
-    examination = Examination(
-        profile=profile,
-        now=now,
-        advice=_advice(profile, needs),
-        needs=tuple((name, str(value)) for name, value in needs.items()),
-        config_paths=config_paths(os.environ, sys.platform),
-        disks=(_disk(facts.path),) if facts and not is_quick else (),
-        file_bytes=facts.file_bytes if facts else None,
-        variables=variables(os.environ),
-    )
+    owner = measured_now()
+    if owner is None:
+        profile = machine_alone(endpoints, measure=not is_quick, transfer_s=_TRANSFER_S)
+        untimed = "Measuring was not asked for." if is_quick else ""
+    else:
+        profile, untimed = machine_beside(owner), untimed_words(owner)
+    examination = _examination(facts, profile, now, owner)
+    if facts:
+        examination = dataclasses.replace(examination, disks=(_disk(facts.path, untimed),))
     bytes_per_token = doctor.bytes_per_token(facts) if facts else None
     return Diagnosis(
         examination=examination,
         ladder=doctor.ladder(profile, examination.disks, bytes_per_token),
         findings=doctor.examine(examination),
         bytes_per_token=bytes_per_token,
-        changes=doctor.changes(before, store.at_rest(profile)) if before else None,
+        changes=_changes(before, profile, owner) if before else None,
     )
 
 
-def keep_machine(profile: MachineProfile) -> Path:
+def _examination(facts: GgufFacts | None, profile: MachineProfile, now: Conditions, owner: str | None) -> Examination:
+    """What the doctor judges by, but for the disk."""
+    machine, engine, hardware = profile.machine, profile.engine, profile.hardware
+    advice = advise(machine, engine) if owner is None else Advice(line=None)  # compilers are asked for it
+    in_container = hardware.surroundings.container is not None
+    vendors = {gpu.vendor for gpu in hardware.gpus}
+    return Examination(
+        profile=profile,
+        now=now,
+        rebuild_line=advice.line,
+        card_advice=advice.cards,
+        backends=backends_in(Path(engine.library_dir)) if engine else None,
+        closed_paths=closed_paths(vendors, in_container=in_container) if sys.platform == "linux" else (),
+        faults=tuple(_faults(facts, profile)),
+        config_paths=config_paths(os.environ, sys.platform),
+        file_bytes=facts.file_bytes if facts else None,
+        variables=variables(os.environ),
+        measured_now=owner,
+    )
+
+
+def _changes(before: MachineProfile, profile: MachineProfile, owner: str | None) -> tuple[str, ...]:
+    """An engine that was not asked is not gone."""
+    after = store.at_rest(profile)
+    return doctor.changes(before, after if owner is None else dataclasses.replace(after, engine=before.engine))
+
+
+def keep_machine(profile: MachineProfile) -> Path | None:
     """Write the machine down and give the path. Raises ExportError.
 
-    What was measured before is not replaced by what was not.
+    What was measured before is not replaced by what was not. What the machine was before it changed stays beside it.
+    Nothing is written, and None given, while a sweep measures: then the devices are not known, which are a part of what
+    the machine is called.
     """
-    path = store.machine_path(profile.machine)
+    if measured_now() is not None:
+        return None
+    path, before = store.machine_path(profile.machine), None
     is_there = False
     with contextlib.suppress(OSError):  # of a folder that may not be looked into; writing says so
         is_there = path.exists()
-    if profile.hardware.memory.speeds or not is_there:
-        export.write_text(path, store.render_machine(profile, offloadtune.__version__))
+    if is_there and not profile.hardware.memory.speeds:
+        return path
+    with contextlib.suppress(UsageError):  # damaged, or a newer version's: written anew
+        before = store.read_machine(path) if is_there else None
+    if before is not None:
+        profile = dataclasses.replace(profile, device_speeds=store.with_figures_of(before, profile))
+        if doctor.changes(before, store.at_rest(profile)):
+            export.write_text(store.previous_path(path), store.render_machine(before, offloadtune.__version__))
+    export.write_text(path, store.render_machine(profile, offloadtune.__version__))
     return path
 
 
@@ -106,38 +149,36 @@ def variables(names: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if name.startswith(_VARIABLE_STARTS) or name in _VARIABLES))
 
 
-def _disk(path: Path) -> Disk:
+def _disk(path: Path, untimed: str) -> Disk:
     from offloadtune.probe.disk import read_disk  # noqa: PLC0415 - only where a file is named
 
-    return read_disk(path, THIS_MACHINE, drop_cached, cached_frac)
+    return read_disk(path, THIS_MACHINE, drop_cached, cached_frac, untimed=untimed)
 
 
-def _needs(facts: GgufFacts | None, profile: MachineProfile) -> dict[str, Any]:
-    """What self-tests found that this build cannot live without, with this file or with any."""
+def _faults(facts: GgufFacts | None, profile: MachineProfile) -> Iterator[EngineFault]:
+    """What self-tests found that this build cannot live without, with this file or with those measured before."""
     machine, engine = profile.machine, profile.engine
     if engine is None:
-        return {}
+        return
     if facts is not None:
         memory = SelfTestMemory(facts, machine, engine)
-        return {**(memory.get(offloads=False) or {}), **(memory.get(offloads=True) or {})}
+        for offloads in (False, True):
+            if knobs := memory.get(offloads=offloads):
+                yield _fault(knobs, engine, offloads=offloads)
+        return
     here = (machine.machine_id, engine.build_id)
     stored, _ = read_all(lambda header: (header.machine_id, header.engine.build_id) == here)
-    return {name: value for one in reversed(stored) for name, value in (one.content.kept or {}).items()}
+    if knobs := next((one.content.kept for one in stored if one.content.kept), None):
+        yield _fault(knobs, engine, offloads=None)
 
 
-def _advice(profile: MachineProfile, needs: dict[str, Any]) -> str | None:
-    """The line that builds a better engine, and why; None where this one does all it could, as far as is known."""
+def _fault(knobs: dict[str, Any], engine: EngineBuild, *, offloads: bool | None) -> EngineFault:
+    """The loss of AMX tiles leaves a trace of its own; which signal it was is not remembered."""
     from offloadtune.probe.instructions import engine_instruction_sets  # noqa: PLC0415
 
-    machine, engine = profile.machine, profile.engine
-    if engine is None:
-        return rebuild_line()
-    if advice := missing_backend(machine, engine):
-        return advice
-    used = engine_instruction_sets(engine.system_info)
-    if needs:
-        # the tiles' fault leaves this very trace; which signal it was is not remembered
-        is_tiles = needs == _TILES_LOST and "AMX_INT8" in used
-        found = SelfTest(knobs=needs, sentence="It is broken.", signal="SIGILL" if is_tiles else None)
-        return rebuild_words(found, machine).strip()
-    return rebuild_line() if set(profile.hardware.cpu.instruction_sets) - set(used) else None
+    is_tiles = not offloads and knobs == _TILES_LOST and "AMX_INT8" in engine_instruction_sets(engine.system_info)
+    return EngineFault(
+        knobs=tuple((name, str(value)) for name, value in knobs.items()),
+        offloads=offloads,
+        worth=worth_words(is_tiles=is_tiles),
+    )

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from offloadtune import store
 from offloadtune.conditions import Disturbance
+from offloadtune.doctor.joining import card_of
 from offloadtune.engine import Runner
 from offloadtune.errors import EngineError, EngineMissingError
 from offloadtune.gguf import read_gguf
-from offloadtune.hardware import DeviceSpeed, Hardware, MachineProfile, MemorySpeed
+from offloadtune.hardware import DeviceSpeed, GpuHardware, Hardware, MachineProfile, MemorySpeed
 from offloadtune.interference import on_cards, standing
+from offloadtune.pipeline.linking import with_link
 from offloadtune.pipeline.rebuilding import missing_backend, rebuild_line
 from offloadtune.plans import CacheCost
 from offloadtune.probe import local_servers, probe_host, read_conditions
@@ -45,30 +49,61 @@ def probe_machine(
 ) -> MachineProfile:
     """The machine in depth; `measure` times its memory and what its devices move.
 
-    All of it takes PROBE_S at most, unless each device is given `transfer_s`. While a sweep measures nothing is timed:
-    it would disturb it. Raises EngineError when an endpoint does not answer.
+    All of it takes PROBE_S at most, unless each device is given `transfer_s`. While a sweep measures, nothing is timed
+    and no engine started: both would disturb it. Raises EngineError when an endpoint does not answer.
     """
+    if (owner := measured_now()) is not None:
+        return machine_beside(owner)
+    return machine_alone(endpoints, measure=measure, transfer_s=transfer_s)
+
+
+def machine_alone(endpoints: Sequence[str], *, measure: bool, transfer_s: float | None) -> MachineProfile:
+    """The same where it is known that no sweep measures."""
     from offloadtune.probe import read_hardware  # noqa: PLC0415 - only where the whole machine is asked for
 
-    start_s = time.monotonic()
-    measured_at = datetime.now(UTC).isoformat(timespec="seconds")
-    owner = store.owner_now(store.data_dir()) if measure else None
+    start_s, measured_at = time.monotonic(), _now()
     with Runner(Path(), endpoints) as runner, ThreadPoolExecutor(1) as beside:
         reading = beside.submit(lambda: (probe_host(measure=False), read_hardware()))
         found = _engine_of(runner, endpoints)  # it takes as long to start as the machine to be read
         host, hardware = reading.result()
-        machine, engine = _machine(host, found)
-        if owner is not None:
-            reason = f"{owner.what} is being measured now, so nothing was timed beside it."
-            machine = dataclasses.replace(machine, host=_untimed(host, reason))
-        speeds: tuple[DeviceSpeed, ...] = ()
-        if measure and owner is None:
+        if measure:
             host, hardware = _timed_memory(host, hardware)
-            machine = dataclasses.replace(machine, host=host)
-            speeds = _timed_devices(runner, machine.offload_devices, start_s + PROBE_S, transfer_s)
+        machine, engine = _machine(host, found)
+        profile = MachineProfile(
+            machine=machine, engine=engine, hardware=hardware, device_speeds=(), measured_at=measured_at
+        )
+        if not measure:
+            return profile
+        cards = {device.name: card_of(device, profile) for device in machine.offload_devices}
+        speeds = _timed_devices(runner, machine.offload_devices, start_s + PROBE_S, transfer_s, cards)
+    return dataclasses.replace(profile, device_speeds=speeds)
+
+
+def measured_now() -> str | None:
+    """What a sweep or a bench measures on this machine now, None where nothing is being measured."""
+    owner = store.owner_now(store.data_dir())
+    return owner.what if owner else None
+
+
+def machine_beside(owner: str) -> MachineProfile:
+    """The machine in depth, as far as it can be told without disturbing who measures `owner` on it."""
+    from offloadtune.probe import read_hardware  # noqa: PLC0415 - only where the whole machine is asked for
+
+    host = _untimed(probe_host(measure=False), untimed_words(owner))
+    reason = f"{owner} is being measured now, and the engine and its devices must not be asked beside it."
+    machine, engine = _machine(host, Note(subject="devices", reason=reason))
     return MachineProfile(
-        machine=machine, engine=engine, hardware=hardware, device_speeds=speeds, measured_at=measured_at
+        machine=machine, engine=engine, hardware=read_hardware(), device_speeds=(), measured_at=_now()
     )
+
+
+def untimed_words(owner: str) -> str:
+    """Why nothing was timed."""
+    return f"{owner} is being measured now, so nothing was timed beside it."
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _engine_of(runner: Runner, endpoints: Sequence[str]) -> tuple[EngineBuild, tuple[Device, ...]] | Note:
@@ -117,16 +152,24 @@ def _untimed(host: Host, reason: str) -> Host:
 
 
 def _timed_devices(
-    runner: Runner, devices: Sequence[Device], deadline: float, transfer_s: float | None
+    runner: Runner,
+    devices: Sequence[Device],
+    deadline: float,
+    transfer_s: float | None,
+    cards: Mapping[str, GpuHardware | None] = MappingProxyType({}),
 ) -> tuple[DeviceSpeed, ...]:
-    """What each device moves, in `transfer_s`, or else in its share of the time that is left."""
+    """What each device moves, in `transfer_s`, or else in its share of the time that is left.
+
+    `cards` are the cards behind them, whose links are looked at meanwhile.
+    """
     found = []
     for i, device in enumerate(devices):
         left_s = transfer_s or (deadline - time.monotonic()) / (len(devices) - i)
         if left_s < _LEAST_TRANSFER_S:
             found.append(_no_time(device.name))
         else:
-            found.append(runner.transfers(device.name, timeout_s=left_s))
+            transfer = partial(runner.transfers, device.name, timeout_s=left_s)
+            found.append(with_link(transfer, cards.get(device.name)))
     return tuple(found)
 
 

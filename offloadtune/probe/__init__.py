@@ -11,6 +11,7 @@ hardware.py   read_hardware: the machine in depth
 modules.py    who tells of memory modules      dmi.py  channels.py  memory.py  numa.py    what that says of memory
 cores.py      instructions.py  limits.py  surroundings.py    the other parts of it
 gpu_hardware.py  every GPU, by  nvidia.py nvml.py  amd.py drm.py  apple.py  windows_gpus.py    its maker or its system
+links.py      Links: the cards' links, asked again while data moves
 disk.py       what a file lies on and how fast it is read
 conditions.py read_conditions: what goes on now   load.py  power.py  cards.py   its parts
 recording.py  this machine written down, so that Door replays it

@@ -51,6 +51,12 @@ _UNTELLING_DEVICES = {
 _VIRTUAL_MODEL = re.compile(r"qemu|vbox|virtual|vmware|persistent ?disk", re.IGNORECASE)
 _SLOWEST_FIRST = ("network", "hdd", "ssd", "nvme", "memory")
 
+Drop = Callable[[Path, int, int], str]
+"""Takes the bytes from the first number up to the second out of the page cache, see `read_disk`."""
+
+Share = Callable[[Path, int, int], float | None]
+"""How much of these bytes is in the page cache, None where the system does not say."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
@@ -65,20 +71,25 @@ class Mount:
 def read_disk(
     path: Path,
     door: Door,
-    drop_cached: Callable[[Path], str] | None = None,
-    cached_frac: Callable[[Path], float | None] | None = None,
+    drop_cached: Drop | None = None,
+    cached_frac: Share | None = None,
+    *,
+    untimed: str = "",
 ) -> Disk:
     """What the file at `path` lies on, and on a live machine how fast it is read, in about two seconds at most.
 
-    `drop_cached` takes the file out of the page cache and says why it is not out, "" where it is; without it a cold
-    read is timed only where `cached_frac` says that the file is not in the cache. Raises nothing for what file and
-    disk do: what is not known is None, with a Note.
+    `drop_cached` takes the part that is read out of the page cache and says why it is not out, "" where it is; without
+    it a cold read is timed only where `cached_frac` says that this part is not in the cache. `untimed` is a reason to
+    read nothing. Raises nothing for what file and disk do: what is not known is None, with a Note.
     """
     resolved, device = _found(path, door)
     mount = mount_of(str(resolved), door.text("/proc/self/mountinfo"), device)
     kind = mount if isinstance(mount, Note) else _kind(mount, door)
     place = known(mount)
-    cold, warm, n_bytes = _speeds(path, door, drop_cached, cached_frac, in_memory=known(kind) == "memory")
+    if untimed:
+        cold, warm, n_bytes = _unread(untimed)
+    else:
+        cold, warm, n_bytes = _speeds(path, door, drop_cached, cached_frac, in_memory=known(kind) == "memory")
     return Disk(
         path=path,
         mount_point=place.point if place else None,
@@ -217,8 +228,8 @@ class _NotTimedError(Exception):
 def _speeds(
     path: Path,
     door: Door,
-    drop_cached: Callable[[Path], str] | None,
-    cached_frac: Callable[[Path], float | None] | None,
+    drop_cached: Drop | None,
+    cached_frac: Share | None,
     *,
     in_memory: bool,
 ) -> tuple[Fact[float], Fact[float], int | None]:
@@ -228,7 +239,7 @@ def _speeds(
     try:
         begin, end = _span(path)
         refusal = "It lies in memory, so that no read is a cold one." if in_memory else ""
-        refusal = refusal or _why_not_cold(path, drop_cached, cached_frac)
+        refusal = refusal or _why_not_cold(path, begin, end, drop_cached, cached_frac)
         with path.open("rb", buffering=0) as stream:
             if not refusal and _has_hole(stream, begin, end):
                 refusal = "The file has holes there, which no disk reads."
@@ -255,15 +266,11 @@ def _span(path: Path) -> tuple[int, int]:
     return begin, min(size, begin + MOST_BYTES)
 
 
-def _why_not_cold(
-    path: Path,
-    drop_cached: Callable[[Path], str] | None,
-    cached_frac: Callable[[Path], float | None] | None,
-) -> str:
+def _why_not_cold(path: Path, begin: int, end: int, drop_cached: Drop | None, cached_frac: Share | None) -> str:
     if drop_cached:
-        why = drop_cached(path)
+        why = drop_cached(path, begin, end)
         return f"The file cannot be made cold: {why}." if why else ""
-    cached = cached_frac(path) if cached_frac else None
+    cached = cached_frac(path, begin, end) if cached_frac else None
     if cached is None:
         return "The file was not taken out of the cache, so that no read is surely a cold one."
     return "" if cached <= _COLD_FRAC else f"{cached:.0%} of the file is in the cache, and it was left there."

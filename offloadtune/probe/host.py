@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import psutil
 
 from offloadtune.errors import ProbeError
-from offloadtune.probe.nvml import read_nvml, read_nvml_moment
+from offloadtune.probe.nvml import read_nvml, read_nvml_links, read_nvml_moment
 
 T = TypeVar("T")
 
@@ -161,6 +161,10 @@ class Door:
     def nvml_moment(self) -> Mapping[str, Any]:
         """The same about this moment, in the shape `read_nvml_moment` describes."""
         return self._recorded_nvml() if self.is_recorded else read_nvml_moment()
+
+    def nvml_links(self) -> Mapping[str, Any]:
+        """The same about the links alone."""
+        return self._recorded_nvml() if self.is_recorded else read_nvml_links()
 
     def allowed_cpus(self) -> tuple[int, ...]:
         """The CPUs this process may run on."""

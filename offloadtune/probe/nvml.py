@@ -52,6 +52,12 @@ MOMENT_CALLS: Mapping[str, tuple[int, ...]] = {
     "nvmlDeviceGetGraphicsRunningProcesses": (),
 }
 """What a card is asked about a moment."""
+LINK_CALLS: Mapping[str, tuple[int, ...]] = {
+    "nvmlDeviceGetPciInfo": (),
+    "nvmlDeviceGetCurrPcieLinkGeneration": (),
+    "nvmlDeviceGetCurrPcieLinkWidth": (),
+}
+"""What a card is asked about its link, again and again while data moves."""
 
 
 def read_nvml() -> dict[str, Any]:
@@ -83,17 +89,22 @@ def read_nvml_moment() -> dict[str, Any]:
     NVML stays open from the first call on: without a driver that persists, opening it wakes the cards up, which takes
     longer than what is measured.
     """
-    return _patiently(_read_moment, _PATIENCE_S if _kept.nvml else _OPENING_PATIENCE_S)
+    return _patiently(lambda: _read_moment(MOMENT_CALLS), _PATIENCE_S if _kept.nvml else _OPENING_PATIENCE_S)
 
 
-def _read_moment() -> dict[str, Any]:
+def read_nvml_links() -> dict[str, Any]:
+    """The same with the answers to LINK_CALLS alone."""
+    return _patiently(lambda: _read_moment(LINK_CALLS), _PATIENCE_S if _kept.nvml else _OPENING_PATIENCE_S)
+
+
+def _read_moment(calls: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     nvml, error = _kept.opened()
     if nvml is None:
         return {"error": error}
     n_devices = _ask(nvml, "nvmlDeviceGetCount")
     if not isinstance(n_devices, int):
         return {"error": n_devices["error"]}
-    return {"devices": [_ask_device(nvml, index, MOMENT_CALLS) for index in range(n_devices)]}
+    return {"devices": [_ask_device(nvml, index, calls) for index in range(n_devices)]}
 
 
 def _open() -> tuple[ModuleType | None, str]:

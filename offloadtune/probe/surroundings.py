@@ -6,11 +6,16 @@ import re
 from collections.abc import Collection
 
 from offloadtune.hardware import Surroundings
-from offloadtune.probe.facts import printable
+from offloadtune.probe.facts import parse_int, printable
 from offloadtune.probe.host import Door, System
 from offloadtune.records import Note
 
 UNNAMED_HYPERVISOR = "unnamed"
+
+_PORTABLE = {8, 9, 10, 11, 14, 30, 31, 32}
+"""SMBIOS's types of chassis: portable, laptop, notebook, handheld, sub-notebook, tablet, convertible, detachable."""
+
+_UNTOLD_CHASSIS = {1, 2}  # other, unknown
 
 DMI_FOLDER = "/sys/class/dmi/id"
 
@@ -41,11 +46,17 @@ def read_surroundings(door: Door, system: System, flags: Collection[str]) -> tup
         is_wsl=is_wsl,
         container=_container(door),
         hypervisor="hyperv" if is_wsl else _hypervisor(door, flags),
+        is_portable=_is_portable(door),
     )
     if system.name == "Linux":
         return surroundings, ()
     reason = f"{system.name} is not asked whether it runs in a virtual machine."
     return surroundings, (Note(subject="surroundings.hypervisor", reason=reason),)
+
+
+def _is_portable(door: Door) -> bool | None:
+    chassis = parse_int(door.text(f"{DMI_FOLDER}/chassis_type"))
+    return None if chassis is None or chassis in _UNTOLD_CHASSIS else chassis in _PORTABLE
 
 
 def _container(door: Door) -> str | None:

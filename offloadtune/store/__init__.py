@@ -8,7 +8,15 @@ from offloadtune.store.facts import FactFile
 from offloadtune.store.home import data_dir, profiles_dir
 from offloadtune.store.journal import RULER, Journal, JournalContent, SweepHeader, has_lines, read_header, read_journal
 from offloadtune.store.lock import Owner, measuring_alone, owner_now
-from offloadtune.store.machines import MACHINE_FORMAT, at_rest, machine_path, read_machine, render_machine
+from offloadtune.store.machines import (
+    MACHINE_FORMAT,
+    at_rest,
+    machine_path,
+    previous_path,
+    read_machine,
+    render_machine,
+    with_figures_of,
+)
 from offloadtune.store.rows import StoredRows, append_rows, keep_imported, machine_of, read_stored_rows
 from offloadtune.store.soundness import check_settings
 from offloadtune.store.trends import TREND_FORMAT, BrokenLine, TrendContent, append_run, read_runs, trend_paths
@@ -38,6 +46,7 @@ __all__ = [
     "machine_path",
     "measuring_alone",
     "owner_now",
+    "previous_path",
     "profiles_dir",
     "read_header",
     "read_journal",
@@ -47,4 +56,5 @@ __all__ = [
     "render_machine",
     "to_json",
     "trend_paths",
+    "with_figures_of",
 ]

@@ -9,6 +9,7 @@ is not kept: read back, the machine is at rest.
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 import types
 import typing
@@ -19,7 +20,7 @@ from typing import Any
 import tomli_w
 
 from offloadtune.errors import UsageError
-from offloadtune.hardware import GpuHardware, MachineProfile
+from offloadtune.hardware import DeviceSpeed, GpuHardware, MachineProfile
 from offloadtune.records import Device, Machine
 from offloadtune.store.codec import from_json, to_json
 from offloadtune.store.home import profiles_dir
@@ -32,14 +33,47 @@ _TOO_LARGE = 1 << 63
 
 _HEAD = """\
 # What offloadtune knows of this machine, written by `offloadtune doctor`. Speeds are bytes per second as measured.
-# To see what changed since: offloadtune doctor --since THIS_FILE
+# As it was before it last changed it is kept in machine.previous.toml. What changed since this file was written:
+# offloadtune doctor --since THIS_FILE
 """
+_FIGURES = (
+    "to_pageable_bytes_per_s",
+    "from_pageable_bytes_per_s",
+    "to_pinned_bytes_per_s",
+    "from_pinned_bytes_per_s",
+    "memory_bytes_per_s",
+)
+_EARLIER = re.compile(r"Some of it was measured (\S+)\.")
 _HINT = "name a machine.toml that offloadtune doctor wrote"
 
 
 def machine_path(machine: Machine) -> Path:
     """Where the file of `machine` belongs, beside its profiles."""
     return (profiles_dir() / machine.machine_id / "machine.toml").absolute()
+
+
+def previous_path(path: Path) -> Path:
+    """Where what the machine was before it changed is kept, beside `path`."""
+    return path.with_name("machine.previous.toml")
+
+
+def with_figures_of(before: MachineProfile, profile: MachineProfile) -> tuple[DeviceSpeed, ...]:
+    """The speeds of `profile`; what it did not measure of a device that is the same in `before` is that one's.
+
+    The reason of each that has such a figure says when that was measured.
+    """
+    same = set(map(_identity, before.machine.devices or ()))
+    old = {one.device: one for one in before.device_speeds}
+    new = {one.device: one for one in profile.device_speeds}
+    speeds = []
+    for device in profile.machine.devices or ():
+        ours, theirs = new.get(device.name), old.get(device.name) if _identity(device) in same else None
+        blank = DeviceSpeed(device=device.name, **dict.fromkeys(_FIGURES))
+        if theirs is not None:
+            speeds.append(_filled(ours or blank, theirs, before.measured_at))
+        elif ours is not None:
+            speeds.append(ours)
+    return tuple(speeds)
 
 
 def at_rest(profile: MachineProfile) -> MachineProfile:
@@ -106,6 +140,23 @@ def _read(document: dict[str, Any]) -> MachineProfile:
         device["free_bytes"] = device["total_bytes"]
     known = {field.name: document[field.name] for field in dataclasses.fields(MachineProfile) if field.name in document}
     return from_json(MachineProfile, _with_none(MachineProfile, known))
+
+
+def _identity(device: Device) -> tuple[str, str, str | None]:
+    return device.name, device.description, device.device_id
+
+
+def _filled(speed: DeviceSpeed, before: DeviceSpeed, measured_at: str) -> DeviceSpeed:
+    """`speed` with the figures of `before` where it has none, and when they were measured."""
+    missing = {name: getattr(before, name) for name in _FIGURES if getattr(speed, name) is None}
+    missing = {name: figure for name, figure in missing.items() if figure is not None}
+    if not missing:
+        return speed
+    if speed.pcie_generation is None:
+        missing |= {"pcie_generation": before.pcie_generation, "n_pcie_lanes": before.n_pcie_lanes}
+    earlier = _EARLIER.search(before.reason or "")
+    at = f"Some of it was measured {earlier[1] if earlier else measured_at}."
+    return dataclasses.replace(speed, **missing, reason=f"{speed.reason or ''} {at}".strip())
 
 
 def _device_at_rest(device: Device) -> Device:

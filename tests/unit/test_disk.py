@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offloadtune.engine import cached_frac, drop_cached
 from offloadtune.hardware import Disk
 from offloadtune.probe import Door, disk
 from offloadtune.probe.disk import mount_of, parse_mountinfo, read_disk
@@ -271,14 +271,14 @@ def file(tmp_path: Path) -> Path:
 @needs_linux
 @pytest.mark.usefixtures("on_a_disk")
 def test_a_dropped_file_has_both_speeds(file: Path) -> None:
-    dropped: list[Path] = []
+    dropped: list[tuple[Path, int, int]] = []
 
-    def drop(path: Path) -> str:
-        dropped.append(path)
+    def drop(path: Path, begin: int, end: int) -> str:
+        dropped.append((path, begin, end))
         return ""
 
     found = read_disk(file, Door(), drop)
-    assert dropped == [file]
+    assert dropped == [(file, 0, 5 * MIB + 3)]
     assert found.notes == ()
     assert found.kind == "ssd"
     assert (found.cold_bytes_per_s or 0) > 0
@@ -292,17 +292,17 @@ def test_a_dropped_file_has_both_speeds(file: Path) -> None:
 @pytest.mark.parametrize(
     ("drop", "cached", "word"),
     [
-        (lambda _path: "40% of the file stays in the cache", None, "40% of the file stays"),
+        (lambda *_span: "40% of the file stays in the cache", None, "40% of the file stays"),
         (None, None, "was not taken out"),
-        (None, lambda _path: None, "was not taken out"),
-        (None, lambda _path: 0.5, "50%"),
-        (None, lambda _path: 0.0, None),
+        (None, lambda *_span: None, "was not taken out"),
+        (None, lambda *_span: 0.5, "50%"),
+        (None, lambda *_span: 0.0, None),
     ],
 )
 def test_a_read_is_cold_only_where_that_is_known(
     file: Path,
-    drop: Callable[[Path], str] | None,
-    cached: Callable[[Path], float | None] | None,
+    drop: disk.Drop | None,
+    cached: disk.Share | None,
     word: str | None,
 ) -> None:
     found = read_disk(file, Door(), drop, cached)
@@ -317,7 +317,7 @@ def test_a_read_is_cold_only_where_that_is_known(
 
 def test_a_file_in_memory_is_not_dropped_and_never_cold(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "_kind", lambda _mount, _door: "memory")
-    found = read_disk(file, Door(), lambda _path: pytest.fail("dropped"))
+    found = read_disk(file, Door(), lambda *_span: pytest.fail("dropped"))
     assert found.cold_bytes_per_s is None
     assert "memory" in reason_of(found, "cold")
     assert (found.warm_bytes_per_s or 0) > 0
@@ -330,7 +330,14 @@ def test_a_large_file_is_read_from_its_middle_and_holes_are_not_cold(tmp_path: P
     with path.open("wb") as stream:
         stream.truncate(120 * MIB)
     assert disk._span(path) == (60 * MIB, 120 * MIB)
-    found = read_disk(path, Door(), lambda _path: "")
+    spans: list[tuple[int, int]] = []
+
+    def drop(_path: Path, begin: int, end: int) -> str:
+        spans.append((begin, end))
+        return ""
+
+    found = read_disk(path, Door(), drop)
+    assert spans == [(60 * MIB, 120 * MIB)]  # the user's file stays as warm as it was but for what is read
     assert found.n_bytes_read == 60 * MIB
     with path.open("rb", buffering=0) as stream:
         has_hole = disk._has_hole(stream, 60 * MIB, 120 * MIB)
@@ -360,7 +367,7 @@ def test_a_slow_disk_is_left_at_the_deadline(file: Path, monkeypatch: pytest.Mon
     """With a clock that ticks half a second a reading, one block fits before the deadline."""
     ticks = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: next(ticks) * 0.5)
-    found = read_disk(file, Door(), lambda _path: "")
+    found = read_disk(file, Door(), lambda *_span: "")
     assert found.n_bytes_read == disk.BLOCK_BYTES
     assert found.cold_bytes_per_s == disk.BLOCK_BYTES / 1.5
 
@@ -380,7 +387,7 @@ def test_what_cannot_be_read_has_a_note(tmp_path: Path) -> None:
         (loop, "symbolic links"),
         (Path("nul\0byte"), "null"),
     ]:
-        found = read_disk(path, Door(), lambda _path: pytest.fail("dropped"))
+        found = read_disk(path, Door(), lambda *_span: pytest.fail("dropped"))
         assert (found.cold_bytes_per_s, found.warm_bytes_per_s, found.n_bytes_read) == (None, None, None)
         assert word in reason_of(found, "cold")
         assert reason_of(found, "cold") == reason_of(found, "warm")
@@ -388,11 +395,11 @@ def test_what_cannot_be_read_has_a_note(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("on_a_disk")
 def test_a_file_that_vanishes_or_shrinks_meanwhile_has_a_note(file: Path) -> None:
-    def cut(path: Path) -> str:
+    def cut(path: Path, *_span: int) -> str:
         os.truncate(path, 0)
         return ""
 
-    def remove(path: Path) -> str:
+    def remove(path: Path, *_span: int) -> str:
         path.unlink()
         return ""
 
@@ -407,3 +414,28 @@ def test_a_failing_read_has_a_note(file: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(disk, "_read", fail)
     assert reason_of(read_disk(file, Door()), "warm") == "It cannot be read: Input/output error."
+
+
+def test_untimed_reads_nothing_but_where_the_file_lies(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "_kind", lambda _mount, _door: "network")
+    monkeypatch.setattr(disk, "_span", lambda _path: pytest.fail("looked at"))
+    found = read_disk(file, Door(), lambda *_span: pytest.fail("dropped"), untimed="Measuring was not asked for.")
+    assert found.kind == "network"
+    assert (found.cold_bytes_per_s, found.warm_bytes_per_s) == (None, None)
+    assert reason_of(found, "cold") == "Measuring was not asked for."
+
+
+@needs_linux
+def test_only_the_span_that_is_read_leaves_the_cache(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(bytes(8 * MIB))
+    os.sync()
+    if cached_frac(path) != 1.0:
+        pytest.skip("this file system keeps no cache that is told of")
+    refusal = drop_cached(path, 4 * MIB, 6 * MIB)
+    if cached_frac(path) == 1.0:
+        pytest.skip("nothing leaves the cache of this file system")
+    assert refusal == ""
+    assert (cached_frac(path, 0, 4 * MIB), cached_frac(path, 4 * MIB, 6 * MIB)) == (1.0, 0.0)
+    assert cached_frac(path, 6 * MIB) == 1.0
+    assert cached_frac(path) == 0.75

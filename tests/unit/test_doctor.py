@@ -28,6 +28,7 @@ from offloadtune.conditions import GpuProcess
 from offloadtune.doctor import engine
 from offloadtune.hardware import (
     CpuHardware,
+    EngineFault,
     Examination,
     Hardware,
     Limits,
@@ -76,6 +77,10 @@ def card_now(**fields: Any) -> Any:
 
 def disk(**fields: Any) -> Any:
     return (dataclasses.replace(DISK, **fields),)
+
+
+def fault(name: str, *, offloads: bool | None) -> EngineFault:
+    return EngineFault(knobs=((name, "False"),), offloads=offloads, worth="It is not measured.")
 
 
 def held(n_bytes: int) -> Any:
@@ -212,7 +217,14 @@ WRONG: list[tuple[dict[str, Any], str, Severity, tuple[str, ...]]] = [
         Severity.NOTE,
         ("AMD Raphael", "64.0 GiB", "512 MiB", "32.0 GiB"),
     ),
-    ({"profile.engine": None}, "engine_missing", Severity.PROBLEM, ("make sweep",)),
+    ({"profile.engine": None}, "engine_missing", Severity.PROBLEM, ("pip",)),
+    ({"profile.engine": None, "rebuild_line": "LINE"}, "engine_missing", Severity.PROBLEM, ("LINE",)),
+    (
+        {"profile.engine": None, "measured_now": "a.gguf"},
+        "measuring_now",
+        Severity.NOTE,
+        ("a.gguf is being measured", "when it is done"),
+    ),
     (
         {"profile.engine": dataclasses.replace(WHOLE_ENGINE, version="llama-cpp-python 0.3.16")},
         "engine_old",
@@ -220,7 +232,11 @@ WRONG: list[tuple[dict[str, Any], str, Severity, tuple[str, ...]]] = [
         ("0.3.16", "0.3.36"),
     ),
     (
-        {DEVICES: CPU_ALONE, "advice": "NVML sees it, but this engine was built without CUDA: CMAKE_ARGS=x pip"},
+        {
+            DEVICES: CPU_ALONE,
+            "rebuild_line": "CPU LINE",
+            "card_advice": (("nvidia", "NVML sees it, but this engine was built without CUDA: CMAKE_ARGS=x pip"),),
+        },
         "engine_without_gpu",
         Severity.WARNING,
         ("GPU 0 (NVIDIA GeForce RTX 4090)", "lists CPU", "550.54.14", "CMAKE_ARGS=x pip"),
@@ -232,13 +248,13 @@ WRONG: list[tuple[dict[str, Any], str, Severity, tuple[str, ...]]] = [
         ("AMD Radeon RX 7900 XTX", "amdgpu", "ROCm"),
     ),
     (
-        {"needs": (("use_extra_bufts", "False"),), "advice": "Worth knowing: it is not measured. To rebuild: LINE"},
+        {"faults": (fault("use_extra_bufts", offloads=False),), "rebuild_line": "LINE"},
         "engine_crashes",
         Severity.PROBLEM,
-        ("use_extra_bufts=False", "LINE"),
+        ("crashes on the CPU alone", "use_extra_bufts=False", "It is not measured. To rebuild: LINE"),
     ),
     (
-        {"profile.engine.system_info": "CPU : AVX2 = 1 | FMA = 1 |", "advice": "LINE"},
+        {"profile.engine.system_info": "CPU : AVX2 = 1 | FMA = 1 |", "rebuild_line": "LINE"},
         "instruction_sets_unused",
         Severity.WARNING,
         ("AVX512, AVX512_VNNI", "The engine uses AVX2, FMA", "LINE"),
@@ -305,7 +321,7 @@ def test_every_finding_is_of_full_sentences_and_has_a_code_of_its_own() -> None:
                 assert text.endswith("."), text
             assert one.next_step
             found.setdefault(one.code, set()).add(one.severity)
-    assert len(found) == 38
+    assert len(found) == 39
 
 
 @pytest.mark.parametrize(
@@ -356,7 +372,7 @@ def test_nothing_is_claimed(parts: dict[str, Any], what: str) -> None:
 
 def test_the_worst_comes_first() -> None:
     parts: dict[str, Any] = {}
-    for one in ({"variables": ("X",)}, {"now.on_battery": True}, {"needs": (("op_offload", "False"),)}):
+    for one in ({"variables": ("X",)}, {"now.on_battery": True}, {"faults": (fault("op_offload", offloads=True),)}):
         parts |= one
     found = doctor.examine(changed(SOUND, parts))
     assert [finding.severity for finding in found] == [Severity.PROBLEM, Severity.WARNING, Severity.NOTE]

@@ -48,7 +48,7 @@ def examined(host: str) -> Examination:
         ("container_cgroup2_limit", {"memory_limited"}, OF_MODULES),
         ("vm_without_dmi", {"memory_limited"}, OF_MODULES),
         ("wsl2_rtx3060", {"sysmem_fallback"}, {"no_driver"}),
-        ("windows_desktop", {"driver_mismatch"}, {"no_driver"}),
+        ("windows_desktop", {"driver_mismatch"}, {"no_driver", "engine_without_gpu"}),
         ("raspberry_pi_5", set(), OF_MODULES | {"engine_without_gpu"}),
     ],
 )

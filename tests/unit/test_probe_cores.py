@@ -358,3 +358,14 @@ def test_this_machine() -> None:
         "limits",
         "surroundings",
     }
+
+
+@pytest.mark.parametrize(
+    ("chassis", "is_portable"),
+    [("10\n", True), ("31\n", True), ("3\n", False), ("2\n", None), ("x", None), (None, None)],
+)
+def test_a_laptop_is_told_by_its_chassis(chassis: str | None, tmp_path: Path, *, is_portable: bool | None) -> None:
+    if chassis is not None:
+        (tmp_path / "sys/class/dmi/id").mkdir(parents=True)
+        (tmp_path / "sys/class/dmi/id/chassis_type").write_text(chassis)
+    assert read(tmp_path).surroundings.is_portable is is_portable

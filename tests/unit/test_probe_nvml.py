@@ -9,8 +9,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from offloadtune.probe import Door
+from offloadtune.probe import Door, nvml
 from offloadtune.probe.gpu import read_gpus
+from offloadtune.probe.links import Links
 from offloadtune.probe.nvml import read_nvml
 
 
@@ -84,3 +85,15 @@ def test_a_missing_binding_leaves_the_cards_unknown(monkeypatch: pytest.MonkeyPa
     gpus, (note,) = read_gpus(Door())
     assert gpus is None
     assert "NoPythonBinding" in note.reason
+
+
+def test_links_are_asked_again_and_again_without_opening_anew(driver: pytest.MonkeyPatch) -> None:
+    openings: list[int] = []
+    driver.setattr(nvml, "_kept", nvml._Kept())
+    driver.setattr(pynvml, "nvmlInit", lambda: openings.append(1))
+    links, seen = Links(), []
+    for generation in (1, 4):
+        driver.setattr(pynvml, "nvmlDeviceGetCurrPcieLinkGeneration", answering(generation))
+        seen += [(link.generation, link.n_lanes) for link in links.now().values()]
+    assert seen == [(1, 8), (4, 8)]
+    assert openings == [1]

@@ -18,15 +18,23 @@ from command_line import InProcess, check_refused
 from golden import check_golden
 from rich.console import Console, RenderableType
 from sample_machines import CUDA0_SPEED, DISK, HARDWARE, PROFILE, QUIET, RADEON, RTX4090, SOUND, WHOLE_ENGINE, changed
-from sample_records import BARE_MACHINE, CPU, CUDA0, FACTS, GIB, MACHINE
+from sample_records import BARE_MACHINE, CPU, CUDA0, GIB, MACHINE
 
 from offloadtune import doctor, probe, store
 from offloadtune.cli import console
 from offloadtune.conditions import GpuProcess
 from offloadtune.errors import EngineMissingError
-from offloadtune.hardware import DeviceSpeed, Diagnosis, Limits, MachineProfile, MemorySpeed, NumaNode, Surroundings
+from offloadtune.hardware import (
+    DeviceSpeed,
+    Diagnosis,
+    EngineFault,
+    Limits,
+    MachineProfile,
+    MemorySpeed,
+    NumaNode,
+    Surroundings,
+)
 from offloadtune.pipeline import examining, probing
-from offloadtune.pipeline.spaces import SelfTestMemory
 from offloadtune.records import Note
 from offloadtune.report import doctor_json, doctor_view, finding_words, probe_json, probe_view
 
@@ -65,8 +73,12 @@ ILL = dataclasses.replace(
             "hardware.root_would_add": ("With root's rights more could be read.",),
         },
     ),
-    needs=(("use_extra_bufts", "False"),),
-    advice='Worth knowing: it is not measured here. To rebuild: CMAKE_ARGS="-DGGML_RPC=ON" pip install x',
+    faults=(
+        EngineFault(
+            knobs=(("use_extra_bufts", "False"),), offloads=False, worth="Worth knowing: it is not measured here."
+        ),
+    ),
+    rebuild_line='CMAKE_ARGS="-DGGML_RPC=ON" pip install x',
     variables=("LLAMA_ARG_THREADS",),
     disks=(
         dataclasses.replace(
@@ -154,7 +166,7 @@ def test_names_from_outside_are_made_safe() -> None:
 
 def test_output_that_is_no_terminal_keeps_lines_whole(capsys: pytest.CaptureFixture[str]) -> None:
     line = "CMAKE_ARGS=x " + "pip " * 200
-    console.show(doctor_view(diagnosis(dataclasses.replace(ILL, advice=line))))
+    console.show(doctor_view(diagnosis(dataclasses.replace(ILL, rebuild_line=line))))
     assert any(line.strip() in shown for shown in capsys.readouterr().out.splitlines())
 
 
@@ -257,7 +269,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     monkeypatch.setattr(examining, "config_paths", lambda *_: ())
     for name, function in (
         ("bandwidth", one.measure_speeds),
-        ("disk", lambda path, *_: dataclasses.replace(DISK, path=path)),
+        ("disk", lambda path, *_, **__: dataclasses.replace(DISK, path=path)),
         ("instructions", lambda _info: ("AVX2", "FMA", "AVX512", "AVX512_VNNI")),
     ):
         module: Any = types.ModuleType(f"offloadtune.probe.{name}")
@@ -420,30 +432,6 @@ def test_the_files_that_change_settings_unseen(tmp_path: Path) -> None:
 
 
 def test_the_variables_that_change_settings_unseen() -> None:
-    names = ("PATH", "LLAMA_ARG_THREADS", "GGML_CUDA_NO_PINNED", "CUDA_VISIBLE_DEVICES", "GGML_NO_BACKTRACE")
-    assert examining.variables(names) == ("CUDA_VISIBLE_DEVICES", "GGML_CUDA_NO_PINNED", "LLAMA_ARG_THREADS")
-
-
-@pytest.mark.parametrize(
-    ("sets", "needs", "words"),
-    [
-        (("AVX2",), {}, None),
-        (("AVX2", "AVX512_BF16"), {}, "CMAKE_ARGS="),
-        (("AVX2",), {"op_offload": False}, "cannot be known before it is done. To rebuild: CMAKE_ARGS="),
-    ],
-)
-def test_the_advice_says_what_a_rebuild_is_worth(
-    made_up: MadeUp, sets: tuple[str, ...], needs: dict[str, Any], words: str | None
-) -> None:
-    assert made_up.measured == []
-    advice = examining._advice(changed(PROFILE, {"hardware.cpu.instruction_sets": sets}), needs)
-    assert advice is None if words is None else words in (advice or "")
-
-
-def test_what_a_build_needs_to_live_is_remembered() -> None:
-    assert examining._needs(FACTS, PROFILE) == {}
-    SelfTestMemory(FACTS, PROFILE.machine, WHOLE_ENGINE).put({"use_extra_bufts": False}, offloads=False)
-    assert examining._needs(FACTS, PROFILE) == {"use_extra_bufts": False}
-    assert examining._needs(FACTS, changed(PROFILE, {"engine.build_id": "other"})) == {}
-    assert examining._needs(None, PROFILE) == {}
-    assert examining._needs(None, changed(PROFILE, {"engine": None})) == {}
+    meant = ("CUDA_VISIBLE_DEVICES", "GGML_CUDA_NO_PINNED", "GGML_METAL_NDEBUG", "HSA_OVERRIDE_GFX_VERSION")
+    meant += ("LLAMA_ARG_THREADS", "ONEAPI_DEVICE_SELECTOR")
+    assert examining.variables(("PATH", *meant, "GGML_NO_BACKTRACE")) == meant
