@@ -32,7 +32,7 @@ def doctor(  # noqa: PLR0913, PLR0917 - a command has as many options as it take
     from offloadtune.cli import console, files  # noqa: PLC0415
     from offloadtune.hardware import Severity  # noqa: PLC0415
 
-    path = files.path_of(file) if file else None
+    path = None if file is None else files.path_of(file)
     said, unkept = pipeline.diagnose(path, rpc or (), since, is_quick=quick), None
     try:
         said = dataclasses.replace(said, machine_path=pipeline.keep_machine(said.examination.profile))
