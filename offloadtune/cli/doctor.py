@@ -12,7 +12,9 @@ from offloadtune.errors import ExportError, ProblemsFoundError, WarningsFoundErr
 
 
 def doctor(  # noqa: PLR0913, PLR0917 - a command has as many options as it takes
-    file: Annotated[Path | None, typer.Argument(help="A GGUF model file to examine the machine for.")] = None,
+    file: Annotated[
+        str | None, typer.Argument(help="A GGUF model file to examine the machine for, or its name in the list.")
+    ] = None,
     rpc: Annotated[
         list[str] | None, typer.Option(metavar="HOST:PORT", help="A llama.cpp RPC server to use as a device.")
     ] = None,
@@ -27,10 +29,11 @@ def doctor(  # noqa: PLR0913, PLR0917 - a command has as many options as it take
 ) -> None:
     """Say what holds this machine back and what to do, show its bandwidths, and write it down as machine.toml."""
     from offloadtune import pipeline, report  # noqa: PLC0415 - kept out of --help
-    from offloadtune.cli import console  # noqa: PLC0415
+    from offloadtune.cli import console, files  # noqa: PLC0415
     from offloadtune.hardware import Severity  # noqa: PLC0415
 
-    said, unkept = pipeline.diagnose(file, rpc or (), since, is_quick=quick), None
+    path = None if file is None else files.path_of(file)
+    said, unkept = pipeline.diagnose(path, rpc or (), since, is_quick=quick), None
     try:
         said = dataclasses.replace(said, machine_path=pipeline.keep_machine(said.examination.profile))
     except ExportError as error:  # what was found is shown first

@@ -9,7 +9,7 @@ changes       what is otherwise than it was
 """
 
 from offloadtune.doctor.changes import changes
-from offloadtune.doctor.findings import RULES, examine, worst
+from offloadtune.doctor.findings import RULES, examine
 from offloadtune.doctor.ladder import bytes_per_token, ladder
 
-__all__ = ["RULES", "bytes_per_token", "changes", "examine", "ladder", "worst"]
+__all__ = ["RULES", "bytes_per_token", "changes", "examine", "ladder"]

@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from offloadtune.hardware import GpuHardware, MachineProfile, MemoryHardware
-from offloadtune.units import GIB, format_bytes, format_bytes_per_s
+from offloadtune.units import format_bytes, format_bytes_per_s
 
 NOISE_FRAC = 0.15
 """Two measurements of a machine that did not change differ by less."""
+
+SIZE_NOISE_FRAC = 0.02
+"""Kernel and firmware keep a part of main memory to themselves, now more, now less."""
 
 _DEVICE_FIGURES = (
     ("memory_bytes_per_s", "The memory of {}"),
@@ -37,10 +40,9 @@ def _system(old: MachineProfile, new: MachineProfile) -> Iterator[str]:
 
 def _memory(old: MachineProfile, new: MachineProfile) -> Iterator[str]:
     before, after = old.hardware.memory, new.hardware.memory
-    sizes = [round(one.machine.host.ram.total_bytes / GIB) for one in (old, new)]
-    if sizes[0] != sizes[1]:
-        was, is_ = (format_bytes(one.machine.host.ram.total_bytes) for one in (old, new))
-        yield f"Main memory is {is_}, it was {was}."
+    was, is_ = (one.machine.host.ram.total_bytes for one in (old, new))
+    if abs(is_ - was) > SIZE_NOISE_FRAC * was:
+        yield f"Main memory is {format_bytes(is_)}, it was {format_bytes(was)}."
     if before.modules is not None and after.modules is not None:
         gone, come = _modules(before) - _modules(after), _modules(after) - _modules(before)
         if gone or come:

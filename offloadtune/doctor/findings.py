@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from offloadtune.doctor import cards, engine, memory, surroundings
 from offloadtune.hardware import Examination, Finding, Severity
@@ -27,7 +27,7 @@ RULES: tuple[Rule, ...] = (
     cards.slow_link,
     cards.power_limit,
     surroundings.now,
-    memory.swap_used,
+    memory.swap,
     memory.address_space,
     surroundings.slow_kind_of_disk,
     surroundings.slow_disk,
@@ -36,7 +36,6 @@ RULES: tuple[Rule, ...] = (
     cards.integrated,
     cards.small_bar1,
     memory.numa,
-    memory.locked_memory,
     surroundings.sysmem_fallback,
     surroundings.config_files,
     surroundings.variables,
@@ -50,7 +49,3 @@ def examine(examined: Examination) -> tuple[Finding, ...]:
     """What holds the machine back, the worst first. What is not known is nobody's fault: no finding comes of it."""
     found = [finding for rule in RULES for finding in rule(examined)]
     return tuple(sorted(found, key=lambda finding: _WEIGHT[finding.severity]))
-
-
-def worst(findings: Sequence[Finding]) -> Severity | None:
-    return min((finding.severity for finding in findings), key=_WEIGHT.__getitem__, default=None)

@@ -18,6 +18,7 @@ from offloadtune.doctor.classes import (
     Range,
     card_class,
     disk_class,
+    disk_kind,
     memory_class,
     pcie_class,
 )
@@ -27,7 +28,9 @@ from offloadtune.records import Device, GgufFacts
 
 _TOKEN_TABLE = "token_embd.weight"  # noqa: S105 - a tensor
 
-_FITNESS: dict[str, tuple[tuple[tuple[float, str], ...], tuple[tuple[float, str], ...]]] = {
+_Steps = tuple[tuple[float, str], ...]
+
+_FITNESS: dict[str, tuple[_Steps, _Steps]] = {
     "device": (((0, "good"),), ((200e9, "good"), (60e9, "usable"), (0, "slow"))),
     "main": (((0, "slow"),), ((60e9, "usable"), (15e9, "slow"), (0, "very slow"))),
     "link": (((10e9, "good"), (3e9, "usable"), (0, "slow")), ((0, "no"),)),
@@ -36,7 +39,8 @@ _FITNESS: dict[str, tuple[tuple[tuple[float, str], ...], tuple[tuple[float, str]
 """Role -> for prefill and for decode, the words from so many bytes per second on.
 
 Prefill reads the weights once for a whole batch of tokens, so it can take them over a link; decode reads them for every
-token. In main memory the CPU computes, which holds prefill back more than the memory does.
+token. In main memory the CPU computes, which holds prefill back more than the memory does. What was not measured has a
+word only where both ends of its class have the same.
 """
 
 
@@ -76,8 +80,8 @@ def _medium(
     role: str, name: str, class_: tuple[str, Range], bytes_per_s: float | None, *, bytes_per_token: float | None
 ) -> Medium:
     class_name, class_range = class_
-    known = bytes_per_s or sum(class_range) / 2
-    prefill, decode = (next(word for least, word in steps if known >= least) for steps in _FITNESS[role])
+    known = (bytes_per_s,) if bytes_per_s else class_range
+    prefill, decode = (_word(steps, known) for steps in _FITNESS[role])
     return Medium(
         name=name,
         class_name=class_name,
@@ -87,6 +91,12 @@ def _medium(
         fitness_decode=decode,
         decode_ceiling_tok_per_s=bytes_per_s / bytes_per_token if bytes_per_s and bytes_per_token else None,
     )
+
+
+def _word(steps: _Steps, known: Sequence[float]) -> str:
+    """What all of the bandwidths are good for, "unknown" where they differ."""
+    words = {next(word for least, word in steps if one >= least) for one in known}
+    return words.pop() if len(words) == 1 else "unknown"
 
 
 def _device_memories(profile: MachineProfile) -> Iterator[_Rung]:
@@ -161,4 +171,4 @@ def _described(device: Device, card: GpuHardware | None) -> str:
 
 def _disk(disk: Disk) -> _Rung:
     where = f"disk of {disk.mount_point}" if disk.mount_point else "disk"
-    return "disk", where, disk_class(disk.kind), disk.cold_bytes_per_s
+    return "disk", where, disk_class(disk_kind(disk)), disk.cold_bytes_per_s

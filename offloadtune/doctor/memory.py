@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from offloadtune.hardware import Examination, Finding, MemoryHardware, Severity
+from offloadtune.hardware import Examination, Finding, MemoryHardware, NumaNode, Severity
 from offloadtune.interference import FULL_SWAP_FRAC
-from offloadtune.units import GIB, MIB, format_bytes, format_bytes_per_s, format_count
+from offloadtune.units import MIB, format_bytes, format_bytes_per_s, format_count
 
 SLOW_FRAC, SLOW_FRAC_MANY_CHANNELS = 0.4, 0.25
 """Of theory; the second for more than two channels, and where memory is part of the chip and made for its GPU."""
 
-BELOW_RATED_FRAC = 0.97
+BELOW_RATED_FRAC, FAR_BELOW_RATED_FRAC = 0.97, 0.8
+"""Of the modules' rating. Many CPUs and boards take a speed or two less than the modules could; far below it, it is
+more likely a setting."""
+
 SWAP_WORTH_SAYING_BYTES = 256 * MIB
-SWAP_HEAVY_BYTES = 2 * GIB
+SHORT_FRAC = 0.1
+"""Of main memory: with less of it available it is short, whatever is loaded."""
 
 
 def channels_unused(examined: Examination) -> Iterator[Finding]:
@@ -43,16 +47,17 @@ def below_rated_speed(examined: Examination) -> Iterator[Finding]:
     if not rated or not configured or configured >= BELOW_RATED_FRAC * rated or not _tells_truth(examined):
         return
     is_soldered = (memory.kind or "").startswith("LP")
+    is_slight = is_soldered or configured >= FAR_BELOW_RATED_FRAC * rated
     yield Finding(
         code="memory_below_rated_speed",
-        severity=Severity.NOTE if is_soldered else Severity.WARNING,
+        severity=Severity.NOTE if is_slight else Severity.WARNING,
         words="Main memory runs slower than its modules are made for.",
         evidence=f"{_modules(memory)}: rated {rated} MT/s, set to {configured} MT/s ({configured / rated:.0%})"
         f"{_measured_words(memory)}.",
         next_step="It is soldered: only an update of the firmware may change its speed."
         if is_soldered
-        else "Switch on XMP (Intel) or EXPO (AMD) in the firmware's settings; with four modules the CPU may allow less"
-        " than two reach.",
+        else "The CPU or the board may allow no more, least of all with four modules; where the firmware offers XMP or"
+        " EXPO, switch it on.",
     )
 
 
@@ -62,7 +67,7 @@ def slow_memory(examined: Examination) -> Iterator[Finding]:
     memory, cpu = hardware.memory, hardware.cpu
     theory, fastest = memory.theoretical_bytes_per_s, memory.fastest
     is_part = hardware.limits.cpus is not None or (cpu.n_online_cpus or 0) > len(cpu.allowed_cpus)
-    if not theory or fastest is None or is_part or len(memory.numa_nodes) > 1 or not _tells_truth(examined):
+    if not theory or fastest is None or is_part or len(_nodes(memory)) > 1 or not _tells_truth(examined):
         return
     least_frac = SLOW_FRAC if memory.n_channels in {1, 2} else SLOW_FRAC_MANY_CHANNELS
     if fastest.read_bytes_per_s < least_frac * theory:
@@ -96,23 +101,32 @@ def memory_limit(examined: Examination) -> Iterator[Finding]:
     )
 
 
-def swap_used(examined: Examination) -> Iterator[Finding]:
-    """Swap in use; that it is full is another rule's."""
-    total, free = examined.now.swap_total_bytes, examined.now.swap_free_bytes
-    if total is None or free is None or total - free < SWAP_WORTH_SAYING_BYTES or free < FULL_SWAP_FRAC * total:
+def swap(examined: Examination) -> Iterator[Finding]:
+    """Swap that is full, or in use while memory is short.
+
+    Windows and macOS swap out what rests though memory is free, and make swap larger as they need it.
+    """
+    total, free, host = examined.now.swap_total_bytes, examined.now.swap_free_bytes, examined.profile.machine.host
+    if not total or free is None or host.os.startswith(("macOS", "Windows")):
+        return
+    is_full = free < FULL_SWAP_FRAC * total
+    is_short = host.ram.available_bytes < max(SHORT_FRAC * host.ram.total_bytes, examined.file_bytes or 0)
+    if not is_full and (not is_short or total - free < SWAP_WORTH_SAYING_BYTES):
         return
     yield Finding(
-        code="swap_used",
-        severity=Severity.WARNING if total - free >= SWAP_HEAVY_BYTES else Severity.NOTE,
-        words="Swap is in use: memory ran short before, and may again when a model is loaded.",
+        code="swap_full" if is_full else "swap_used",
+        severity=Severity.WARNING if is_short else Severity.NOTE,
+        words="Swap is full, so the system ends programs when memory runs short."
+        if is_full
+        else "Memory is short and swap is in use: what is loaded now pushes more out, and all becomes slow.",
         evidence=f"{format_bytes(total - free)} of {format_bytes(total)} of swap are taken;"
-        f" {format_bytes(examined.profile.machine.host.ram.available_bytes)} of memory are available.",
-        next_step="Close what takes memory before you load a model.",
+        f" {format_bytes(host.ram.available_bytes)} of memory are available{_of_file(examined)}.",
+        next_step="Close what takes memory before you load a model" + (", or add swap." if is_full else "."),
     )
 
 
 def numa(examined: Examination) -> Iterator[Finding]:
-    nodes = examined.profile.hardware.memory.numa_nodes
+    nodes = _nodes(examined.profile.hardware.memory)
     if len(nodes) > 1:
         sizes = ", ".join("unknown" if one.total_bytes is None else format_bytes(one.total_bytes) for one in nodes)
         yield Finding(
@@ -143,17 +157,9 @@ def address_space(examined: Examination) -> Iterator[Finding]:
         )
 
 
-def locked_memory(examined: Examination) -> Iterator[Finding]:
-    """Of use only to who wants --mlock."""
-    limit, file_bytes = examined.profile.hardware.limits.locked_bytes, examined.file_bytes
-    if limit is not None and file_bytes is not None and limit < file_bytes:
-        yield Finding(
-            code="locked_memory_limited",
-            severity=Severity.NOTE,
-            words="Of this file not all could be locked in memory; it matters only with --mlock.",
-            evidence=f"RLIMIT_MEMLOCK is {format_bytes(limit)}{_of_file(examined)}.",
-            next_step="Where you want --mlock, raise it with ulimit -l unlimited or in /etc/security/limits.conf.",
-        )
+def _nodes(memory: MemoryHardware) -> tuple[NumaNode, ...]:
+    """Those with memory: a node may be CPUs alone, or be kept for a card."""
+    return tuple(one for one in memory.numa_nodes if one.total_bytes != 0)
 
 
 def _tells_truth(examined: Examination) -> bool:

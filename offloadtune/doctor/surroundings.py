@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from offloadtune.conditions import DisturbanceKind
-from offloadtune.doctor.classes import disk_class
+from offloadtune.doctor.classes import disk_class, disk_kind
 from offloadtune.hardware import Disk, Examination, Finding, Severity
 from offloadtune.interference import standing
 from offloadtune.units import format_bytes, format_bytes_per_s, format_seconds
 
-SLOW_DISK_FRAC = 0.5
-"""Of the low end of the drive's class."""
+SLOW_DISK_BYTES_PER_S = {"nvme": 0.8e9, "ssd": 0.2e9, "hdd": 0.05e9}
+"""Slower than this no sound drive of its kind reads a file in order, through the page cache and encryption."""
 
 _STANDING: dict[DisturbanceKind, tuple[str, str, str]] = {
     DisturbanceKind.BATTERY: (
@@ -24,11 +24,6 @@ _STANDING: dict[DisturbanceKind, tuple[str, str, str]] = {
         "The machine saves power, so the CPU runs below its speed.",
         "Choose the performance profile: powerprofilesctl set performance, or cpupower frequency-set -g performance.",
     ),
-    DisturbanceKind.SWAP: (
-        "swap_full",
-        "Swap is full, so the system ends programs when memory runs short.",
-        "Close what takes memory, or add swap.",
-    ),
     DisturbanceKind.GPU_PROCESS: (
         "gpu_memory_taken",
         "Other programs hold memory of a card that a model then lacks.",
@@ -37,10 +32,15 @@ _STANDING: dict[DisturbanceKind, tuple[str, str, str]] = {
     DisturbanceKind.GPU_THROTTLE: (
         "gpu_throttled",
         "A card protects itself and runs below its speed.",
-        "Let the card cool down; clean its fans and filters.",
+        "Look at its power supply and cables, its power limit, and on a laptop the charger.",
     ),
 }
-"""What stands against measuring -> code, words, next step; the evidence is its own sentence."""
+"""What stands against measuring -> code, words, next step; the evidence is its own sentence.
+
+Swap is left to the rule in `memory`.
+"""
+
+_COOL_DOWN = "Let the card cool down; clean its fans and filters."
 
 
 def now(examined: Examination) -> Iterator[Finding]:
@@ -48,6 +48,7 @@ def now(examined: Examination) -> Iterator[Finding]:
     for one in standing(examined.now):
         if one.kind in _STANDING:
             code, words, step = _STANDING[one.kind]
+            step = _COOL_DOWN if one.kind is DisturbanceKind.GPU_THROTTLE and _is_hot(examined) else step
             evidence = f"{one.words}{_clocks(examined, one.kind)}"
             yield Finding(code=code, severity=Severity.WARNING, words=words, evidence=evidence, next_step=step)
 
@@ -95,8 +96,8 @@ def variables(examined: Examination) -> Iterator[Finding]:
 
 def slow_kind_of_disk(examined: Examination) -> Iterator[Finding]:
     for disk in examined.disks:
-        if disk.kind in _DISK_WORDS:
-            code, severity, words, step = _DISK_WORDS[disk.kind]
+        if (kind := disk_kind(disk)) in _DISK_WORDS:
+            code, severity, words, step = _DISK_WORDS[kind]
             yield Finding(
                 code=code,
                 severity=severity,
@@ -109,15 +110,16 @@ def slow_kind_of_disk(examined: Examination) -> Iterator[Finding]:
 def slow_disk(examined: Examination) -> Iterator[Finding]:
     """Far below its own class."""
     for disk in examined.disks:
-        name, (low, high) = disk_class(disk.kind)
-        if disk.kind in {"nvme", "ssd", "hdd"} and (disk.cold_bytes_per_s or low) < SLOW_DISK_FRAC * low:
+        kind, cold = disk_kind(disk), disk.cold_bytes_per_s
+        if cold and kind in SLOW_DISK_BYTES_PER_S and cold < SLOW_DISK_BYTES_PER_S[kind]:
+            name, (low, high) = disk_class(kind)
             usual = f"{format_bytes_per_s(low)} to {format_bytes_per_s(high)}"
             yield Finding(
                 code="disk_slow",
                 severity=Severity.WARNING,
                 words=f"The drive that holds {disk.path.name} reads slower than its kind ({name}) does.",
                 evidence=f"{_disk_evidence(disk, examined)} Usual is {usual}.",
-                next_step="Look for other programs that use the drive, its temperature, and the slot it is in.",
+                next_step="Look for other programs that use the drive, encryption, heat, and the slot it is in.",
             )
 
 
@@ -150,6 +152,11 @@ def _disk_evidence(disk: Disk, examined: Examination) -> str:
             f": {format_bytes(examined.file_bytes)} take {format_seconds(examined.file_bytes / disk.cold_bytes_per_s)}"
         )
     return f"{where} reads {format_bytes_per_s(disk.cold_bytes_per_s)}{load}."
+
+
+def _is_hot(examined: Examination) -> bool:
+    """Whether heat is what slows a card: power that falls short slows it as well."""
+    return any("thermal" in reason for gpu in examined.now.gpus for reason in gpu.throttle_reasons or ())
 
 
 def _clocks(examined: Examination, kind: DisturbanceKind) -> str:

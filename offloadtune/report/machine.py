@@ -166,7 +166,7 @@ def _card_rows(machine: Machine, hardware: Hardware | None, speeds: dict[str, De
     """The engine's devices, each with its card, then the cards that it lists no device for."""
     joined, used = [machine.nvml_of(device) for device in machine.devices or ()], []
     for device, gpu in zip(machine.devices or (), joined, strict=True):
-        card = hardware.card_at(device.device_id) if hardware else None
+        card = _card_of(device, machine, hardware) if hardware else None
         used.append(card)
         nvml = _nvml_words(gpu) if gpu and card is None else ""
         yield f"device {device.name}", _device_words(device) + nvml
@@ -180,12 +180,20 @@ def _card_rows(machine: Machine, hardware: Hardware | None, speeds: dict[str, De
     for card in hardware.gpus if hardware else ():
         if card not in used:
             memory = f", {_size(card.total_bytes)}" if card.total_bytes else ""
-            yield f"{card.vendor} {card.index}", f"{card.name}, {card.kind}{memory}{missing}"
+            yield f"{card.vendor} {card.index}", f"{card.name}, {card.kind}{memory}{missing if card.pci_bus_id else ''}"
             yield from _titled("", [*_link_lines(card, None), *_state_lines(card)])
     told = {card.pci_bus_id for card in hardware.gpus} if hardware else set()
     for gpu in machine.host.nvml_gpus or ():
         if gpu not in joined and gpu.pci_bus_id not in told:
             yield f"nvidia {gpu.index}", f"{gpu.name}{_nvml_words(gpu)}{missing}"
+
+
+def _card_of(device: Device, machine: Machine, hardware: Hardware) -> GpuHardware | None:
+    """The card behind `device`, by its PCI address; where it has none, as on a Mac, the only card there is."""
+    if device.device_id:
+        return hardware.card_at(device.device_id)
+    local = [one for one in machine.offload_devices if not one.name.startswith("RPC")]
+    return hardware.gpus[0] if local == [device] and len(hardware.gpus) == 1 else None
 
 
 def _device_words(device: Device) -> str:

@@ -69,16 +69,16 @@ def _of_manifest(root: Path, path: Path, names: tuple[str, ...]) -> Iterator[Oll
     try:
         with path.open("rb") as file:
             manifest: Any = json.loads(file.read(_MANIFEST_BYTES))
-        layers = [(layer["mediaType"], layer["digest"]) for layer in manifest["layers"]]
+        layers = [(_KINDS.get(layer["mediaType"]), layer["digest"]) for layer in manifest["layers"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         yield OllamaFile(path=path, names=names, trouble="has a manifest that cannot be read")
         return
-    for kind, digest in layers:
+    for companion, digest in layers:
         match = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
-        if kind not in _KINDS or match is None:  # templates, licences, and digests that would lead elsewhere
+        if companion is None or match is None:  # templates, licences, and digests that would lead elsewhere
             continue
         blob = root / "blobs" / f"sha256-{match['hex']}"
-        if _KINDS[kind]:
-            yield OllamaFile(path=blob, names=(f"{names[0]} {_KINDS[kind]}",), companion=_KINDS[kind])
+        if companion:
+            yield OllamaFile(path=blob, names=(f"{names[0]} {companion}",), companion=companion)
         else:
             yield OllamaFile(path=blob, names=names, trouble="" if os.path.lexists(blob) else _LOST)

@@ -77,7 +77,10 @@ def test_a_sweep_by_name_leaves_a_profile_that_the_list_knows(user: User, smollm
         assert asked.code == 0, asked.err
 
 
-@pytest.mark.parametrize("command", [["inspect"], ["plan", "--card", "RTX 3090"], ["plan", "--draft"], ["history"]])
+@pytest.mark.parametrize(
+    "command",
+    [["inspect"], ["plan", "--card", "RTX 3090"], ["plan", "--draft"], ["history"], ["doctor", "--quick"]],
+)
 def test_commands_take_a_name(command: list[str], user: User, smollm2_path: Path) -> None:
     path = user.put(smollm2_path, "mine-small.Q4_1.gguf")
     options = [str(path), "--card", "RTX 3090", "--draft"] if "--draft" in command else command[1:]
@@ -88,7 +91,7 @@ def test_commands_take_a_name(command: list[str], user: User, smollm2_path: Path
     assert ended.out == user(command[0], *by_path).out
 
 
-@pytest.mark.parametrize("command", ["inspect", "plan", "sweep", "bench", "recommend", "export", "apply"])
+@pytest.mark.parametrize("command", ["inspect", "plan", "sweep", "bench", "recommend", "export", "apply", "doctor"])
 def test_a_name_that_nothing_has(command: str, user: User, smollm2_path: Path) -> None:
     user.put(smollm2_path, "mine-small.Q4_1.gguf")
     ended = user(command, "mine-smell")

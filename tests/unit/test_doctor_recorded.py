@@ -17,8 +17,6 @@ from offloadtune.records import Machine
 HOSTS = Path(__file__).parents[1] / "hosts"
 OF_MODULES = {"single_channel", "channels_unused", "memory_below_rated_speed", "memory_slow"}
 
-pytestmark = pytest.mark.skipif(not hasattr(probe, "read_hardware"), reason="the probe does not look in depth yet")
-
 
 def examined(host: str) -> Examination:
     door = Door(HOSTS / host)

@@ -105,7 +105,7 @@ def test_a_token_reads_no_more_than_there_is(
 def test_the_rungs_of_a_desktop() -> None:
     rungs = by_name()
     assert [(one.name, one.class_name, one.bytes_per_s) for one in rungs.values()] == [
-        ("CUDA0 NVIDIA GeForce RTX 4090", "GDDR6 to GDDR7", 921e9),
+        ("CUDA0 NVIDIA GeForce RTX 4090", "GDDR5 to GDDR7", 921e9),
         ("main memory", "DDR5", 61.2e9),
         ("main memory to CUDA0", "PCIe 4 x16", 25.3e9),
         ("disk of /", "NVMe SSD", 5.1e9),
@@ -126,6 +126,24 @@ def test_the_ceiling_is_bandwidth_over_bytes_and_only_of_what_was_measured() -> 
     rungs = by_name(unmeasured, 4e9)
     assert [one.name for one in rungs.values() if one.decode_ceiling_tok_per_s] == ["disk of /"]
     assert rungs["main memory to CUDA0"].class_name == "PCIe 4 x16"
+
+
+def test_what_was_not_measured_has_a_word_only_where_all_of_its_class_have_it() -> None:
+    unmeasured = changed(PROFILE, {"device_speeds": (), "hardware.memory.speeds": ()})
+    unmeasured = changed(unmeasured, {"machine.host.ram.read_bytes_per_s": None})
+    rungs = {one.name: one for one in doctor.ladder(unmeasured, (dataclasses.replace(DISK, cold_bytes_per_s=None),), 1)}
+    assert [(one.fitness_prefill, one.fitness_decode) for one in rungs.values()] == [
+        ("good", "unknown"),
+        ("slow", "unknown"),
+        ("good", "no"),
+        ("unknown", "no"),
+    ]
+
+
+def test_a_disk_too_fast_to_be_a_hard_disk_is_of_unknown_kind() -> None:
+    for cold, name in ((0.2e9, "hard disk"), (0.4e9, "drive of unknown kind"), (None, "hard disk")):
+        (rung,) = doctor.ladder(PROFILE, (dataclasses.replace(DISK, kind="hdd", cold_bytes_per_s=cold),), None)[3:]
+        assert rung.class_name == name
 
 
 def test_without_pinned_memory_the_link_is_said_to_be_otherwise() -> None:
@@ -178,17 +196,27 @@ def test_apples_memory_is_shared() -> None:
 @pytest.mark.parametrize(
     ("name", "class_name"),
     [
-        ("NVIDIA H200", "HBM3e"),
-        ("NVIDIA B200", "HBM3e"),
-        ("NVIDIA H100 PCIe", "HBM"),
-        ("NVIDIA A100-SXM4-40GB", "HBM"),
-        ("AMD Instinct MI250X", "HBM"),
+        ("NVIDIA H200", "HBM3 to HBM3e"),
+        ("NVIDIA B200", "HBM3 to HBM3e"),
+        ("NVIDIA H20", "HBM3 to HBM3e"),
+        ("NVIDIA GH200 480GB", "HBM3 to HBM3e"),
+        ("AMD Instinct MI300X OAM", "HBM3 to HBM3e"),
+        ("NVIDIA H100 PCIe", "HBM2 to HBM3"),
+        ("NVIDIA A100-SXM4-40GB", "HBM2 to HBM3"),
+        ("AMD Instinct MI250X", "HBM2 to HBM3"),
+        ("Intel(R) Data Center GPU Max 1550", "HBM2 to HBM3"),
         ("Tesla V100-SXM2-16GB", "HBM2"),
         ("Tesla P100-PCIE-16GB", "HBM2"),
-        ("NVIDIA A10", "GDDR6 to GDDR7"),
-        ("NVIDIA RTX A6000", "GDDR6 to GDDR7"),
-        ("NVIDIA GeForce RTX 5090", "GDDR6 to GDDR7"),
-        ("Intel Arc B580", "GDDR6 to GDDR7"),
+        ("Quadro GV100", "HBM2"),
+        ("AMD Radeon VII (RADV VEGA20)", "HBM2"),
+        ("AMD Radeon RX Vega 64", "HBM2"),
+        ("AMD Radeon RX Vega (RADV VEGA10)", "HBM2"),
+        ("AMD Radeon RX Vega 10 Graphics", "GDDR5 to GDDR7"),
+        ("Quadro P1000", "GDDR5 to GDDR7"),
+        ("NVIDIA A10", "GDDR5 to GDDR7"),
+        ("NVIDIA RTX A6000", "GDDR5 to GDDR7"),
+        ("NVIDIA GeForce RTX 5090", "GDDR5 to GDDR7"),
+        ("Intel Arc B580", "GDDR5 to GDDR7"),
     ],
 )
 def test_the_class_of_a_card(name: str, class_name: str) -> None:
@@ -198,7 +226,7 @@ def test_the_class_of_a_card(name: str, class_name: str) -> None:
 @pytest.mark.parametrize(
     ("generation", "n_lanes", "name", "low", "high"),
     [
-        (3, 16, "PCIe 3 x16", 10e9, 12e9),
+        (3, 16, "PCIe 3 x16", 10e9, 13e9),
         (4, 16, "PCIe 4 x16", 25e9, 26e9),
         (5, 16, "PCIe 5 x16", 52e9, 56e9),
         (4, 4, "PCIe 4 x4", 6.25e9, 6.5e9),
@@ -231,5 +259,5 @@ def test_a_ladder_is_made_of_any_machine(read: float | None, kind: str | None, b
     for one in doctor.ladder(profile, (dataclasses.replace(DISK, cold_bytes_per_s=read),), bytes_per_token):
         low, high = one.class_bytes_per_s
         assert 0 < low < high
-        assert {one.fitness_prefill, one.fitness_decode} <= {"good", "usable", "slow", "very slow", "no"}
+        assert {one.fitness_prefill, one.fitness_decode} <= {"good", "usable", "slow", "very slow", "no", "unknown"}
         assert (one.decode_ceiling_tok_per_s is None) == (one.bytes_per_s is None or bytes_per_token is None)

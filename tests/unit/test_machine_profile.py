@@ -290,6 +290,13 @@ def test_two_cards_with_a_new_driver_are_one_change() -> None:
     assert doctor.changes(before, after) == ("The driver of nvidia cards is 560.1, it was 550.54.14.",)
 
 
+def test_what_firmware_and_kernel_keep_of_memory_is_no_change() -> None:
+    before = changed(PROFILE, {"machine.host.ram.total_bytes": int(15.51 * GIB)})
+    for size, n_changes in ((15.49, 0), (15.6, 0), (15.0, 1), (16.0, 1)):
+        after = changed(PROFILE, {"machine.host.ram.total_bytes": int(size * GIB)})
+        assert len(doctor.changes(before, after)) == n_changes, size
+
+
 @given(st.floats(1e9, 1e12), st.floats(0.5, 2.0))
 def test_noise_is_no_change(speed: float, ratio: float) -> None:
     def reads(bytes_per_s: float) -> MachineProfile:

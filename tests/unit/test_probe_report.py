@@ -35,7 +35,7 @@ from offloadtune.hardware import (
     Surroundings,
 )
 from offloadtune.pipeline import examining, probing
-from offloadtune.records import Note
+from offloadtune.records import Device, Note
 from offloadtune.report import doctor_json, doctor_view, finding_words, probe_json, probe_view
 
 BUSY = dataclasses.replace(
@@ -131,6 +131,20 @@ def probed(profile: MachineProfile) -> RenderableType:
 )
 def test_the_screen(name: str, view: Callable[[], RenderableType]) -> None:
     check_golden(f"report/{name}.txt", screen(view()))
+
+
+def test_a_device_without_an_address_is_the_only_card() -> None:
+    apple = dataclasses.replace(RADEON, vendor="apple", index=0, name="Apple M3 Pro", pci_bus_id=None, driver="Metal")
+    metal = Device(name="MTL0", description="Apple M3 Pro", kind="gpu", total_bytes=GIB, free_bytes=GIB)
+    mac = changed(PROFILE, {"hardware.gpus": (apple,), "machine.devices": (metal, CPU), "machine.host.nvml_gpus": ()})
+    text = screen(probed(mac))
+    assert "device MTL0" in text
+    assert "driver Metal" in text
+    assert "apple 0" not in text
+    windows = changed(mac, {"machine.devices": (dataclasses.replace(metal, device_id="0000:03:00.0"), CPU)})
+    assert "apple 0" in (text := screen(probed(windows)))
+    assert "lists no device" not in text  # at what address, nobody tells
+    assert "lists no device" in screen(probed(changed(windows, {"hardware.gpus": (RTX4090,)})))
 
 
 def test_names_from_outside_are_made_safe() -> None:

@@ -368,7 +368,13 @@ def test_ollama(tmp_path: Path) -> None:
     assert "under way" in found["sha256-efefefefefef"].trouble
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"layers": 5}', '{"layers": [5]}', '{"layers": [{}]}', "\x00"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", '{"layers": 5}', '{"layers": [5]}', '{"layers": [{}]}', "\x00"),
+        '{"layers": [{"mediaType": [], "digest": "sha256:ab"}]}',
+    ],
+)
 def test_a_manifest_that_is_none_is_said_and_the_others_go_on(content: str, tmp_path: Path) -> None:
     put(tmp_path / "manifests/registry.ollama.ai/library/a/broken").write_text(content, encoding="utf-8")
     put(tmp_path / "blobs" / f"sha256-{HEX}")
