@@ -17,13 +17,13 @@ from offloadtune.doctor.joining import card_of
 from offloadtune.engine import Runner
 from offloadtune.errors import EngineError, EngineMissingError
 from offloadtune.gguf import read_gguf
-from offloadtune.hardware import DeviceSpeed, GpuHardware, Hardware, MachineProfile, MemorySpeed
+from offloadtune.hardware import DeviceSpeed, GpuHardware, Hardware, MachineProfile
 from offloadtune.interference import on_cards, standing
 from offloadtune.pipeline.linking import with_link
 from offloadtune.pipeline.rebuilding import missing_backend, rebuild_line
 from offloadtune.plans import CacheCost
 from offloadtune.probe import local_servers, probe_host, read_conditions
-from offloadtune.probe.inventory import LEAST_TIMES_AVAILABLE
+from offloadtune.probe.inventory import memory_speeds
 from offloadtune.records import Device, EngineBuild, GgufFacts, Host, Machine, Note, Settings
 
 PROBE_S = 4.5
@@ -129,15 +129,9 @@ def _machine(host: Host, found: tuple[EngineBuild, tuple[Device, ...]] | Note) -
 
 def _timed_memory(host: Host, hardware: Hardware) -> tuple[Host, Hardware]:
     """Both with what threads read; of the host that of as many threads as it has cores."""
-    from offloadtune.probe.bandwidth import measure_speeds  # noqa: PLC0415 - numpy is slow to import
-
-    cpu, most_bytes = host.cpu, host.ram.available_bytes // LEAST_TIMES_AVAILABLE
-    speeds: tuple[MemorySpeed, ...] = measure_speeds(
-        cpu.n_physical_cores or cpu.n_logical_cores, cpu.l3_bytes, most_bytes
-    )
-    if not speeds:
-        reason = "Too little memory is free to read more than the caches hold, or threads ran out."
-        return _untimed(host, reason), hardware
+    speeds = memory_speeds(host)
+    if isinstance(speeds, Note):
+        return _untimed(host, speeds.reason), hardware
     last = max(speeds, key=lambda one: one.n_threads)
     ram = dataclasses.replace(host.ram, read_bytes_per_s=last.read_bytes_per_s, n_threads_read=last.n_threads)
     notes = tuple(note for note in host.notes if note.subject != _UNTIMED)
