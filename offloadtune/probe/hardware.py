@@ -44,9 +44,9 @@ def read_hardware(door: Door = THIS_MACHINE) -> Hardware:
 
 
 def _without_made_up(memory: MemoryHardware, surroundings: Surroundings) -> tuple[MemoryHardware, tuple[Note, ...]]:
-    """A virtual machine's modules are its maker's invention: what they could move says nothing of the real ones."""
+    """The modules that a virtual machine shows are made up: what they could move says nothing of the real ones."""
     if surroundings.hypervisor is None or memory.theoretical_bytes_per_s is None:
         return memory, ()
-    reason = f"The memory modules are those that {surroundings.hypervisor} shows its virtual machines."
+    reason = "This is a virtual machine, whose memory modules are made up by the program that runs it."
     note = Note(subject="memory.theoretical_bytes_per_s", reason=reason)
     return dataclasses.replace(memory, theoretical_bytes_per_s=None), (note,)

@@ -139,6 +139,13 @@ def test_tables_mend_what_an_old_systemd_calls_out_of_specification(tmp_path: Pa
     assert (hardware.memory.kind, hardware.memory.source, hardware.root_would_add) == ("DDR5", "DMI tables", ())
 
 
+def test_what_made_up_modules_could_move_is_not_told(tmp_path: Path) -> None:
+    write(tmp_path, "proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu avx2 hypervisor\n")
+    hardware = read_udev(tmp_path, "DIMM_A1||DDR4|64|3200|3200")
+    assert (hardware.memory.n_channels, hardware.memory.theoretical_bytes_per_s) == (1, None)
+    assert "virtual machine" in reasons(hardware)["memory.theoretical_bytes_per_s"]
+
+
 def test_root_would_add_the_modules_where_there_are_tables(tmp_path: Path) -> None:
     door = machine(tmp_path)
     assert read_hardware(door).root_would_add == ()
