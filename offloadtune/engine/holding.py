@@ -73,8 +73,10 @@ class HeldWorker:
         try:
             self._respawn(deadline)
             return speed_of(device, self._ask("transfers", deadline, device=device, n_threads=n_threads))
-        except (WorkerDiedError, WorkerRefusedError) as error:
+        except WorkerDiedError as error:
             self.kill()
+            return unmeasured(device, error)
+        except WorkerRefusedError as error:
             return unmeasured(device, error)
 
     def _living(self) -> WorkerProcess:
