@@ -30,7 +30,8 @@ def doctor(  # noqa: PLR0913, PLR0917 - a command has as many options as it take
     from offloadtune.cli import console  # noqa: PLC0415
     from offloadtune.hardware import Severity  # noqa: PLC0415
 
-    said, unkept = pipeline.diagnose(file, rpc or (), since, is_quick=quick), None
+    said = pipeline.diagnose(file, rpc or (), since, is_quick=quick)
+    unkept: ExportError | None = None
     try:
         said = dataclasses.replace(said, machine_path=pipeline.keep_machine(said.examination.profile))
     except ExportError as error:  # what was found is shown first

@@ -355,9 +355,7 @@ def test_nothing_is_claimed(parts: dict[str, Any], what: str) -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    parts: dict[str, Any] = {}
-    for one in ({"variables": ("X",)}, {"now.on_battery": True}, {"needs": (("op_offload", "False"),)}):
-        parts |= one
+    parts = {"variables": ("X",), "now.on_battery": True, "needs": (("op_offload", "False"),)}
     found = doctor.examine(changed(SOUND, parts))
     assert [finding.severity for finding in found] == [Severity.PROBLEM, Severity.WARNING, Severity.NOTE]
     assert doctor.worst(found) is Severity.PROBLEM
