@@ -175,8 +175,10 @@ WITH_CARD = (CUDA0, CPU)
 
 def changed(record: Record, parts: dict[str, Any]) -> Record:
     """`record` with the parts named by their path ("hardware.memory.n_channels") exchanged."""
+    one: Any = record
     for path, value in parts.items():
         name, _, rest = path.partition(".")
-        inner = changed(getattr(record, name), {rest: value}) if rest else value
-        record = dataclasses.replace(record, **{name: inner})  # type: ignore[type-var]
-    return record
+        inner = changed(getattr(one, name), {rest: value}) if rest else value
+        one = dataclasses.replace(one, **{name: inner})
+    result: Record = one
+    return result

@@ -33,7 +33,8 @@ def doctor(  # noqa: PLR0913, PLR0917 - a command has as many options as it take
     from offloadtune.hardware import Severity  # noqa: PLC0415
 
     path = None if file is None else files.path_of(file)
-    said, unkept = pipeline.diagnose(path, rpc or (), since, is_quick=quick), None
+    said = pipeline.diagnose(path, rpc or (), since, is_quick=quick)
+    unkept: ExportError | None = None
     try:
         said = dataclasses.replace(said, machine_path=pipeline.keep_machine(said.examination.profile))
     except ExportError as error:  # what was found is shown first

@@ -137,7 +137,7 @@ def config_paths(environ: Mapping[str, str], platform: str) -> tuple[Path, ...]:
         home = Path(environ["HOME"]) if environ.get("HOME") else None
         own = Path(environ["XDG_CONFIG_HOME"]) if environ.get("XDG_CONFIG_HOME") else home and home / ".config"
         folders = [Path("/etc"), *([own] if own else [])]
-    found = []
+    found: list[Path] = []
     for path in (folder / "llama.cpp" / "config.ini" for folder in folders):
         with contextlib.suppress(OSError, ValueError):
             found += [path] if path.exists() else []

@@ -66,8 +66,8 @@ def _ladder_table(ladder: Sequence[Medium]) -> Table:
     for title in ("bandwidth of", "class", "usual", "measured", "prompts", "writing", *(["at most"] * has_ceiling)):
         table.add_column(title, justify="right" if title in right else "left", overflow="fold")
     for one in ladder:
-        cells = [printable(one.name), printable(one.class_name), _range(*one.class_bytes_per_s), _measured(one)]
-        cells += [one.fitness_prefill, one.fitness_decode]
+        cells: list[RenderableType] = [printable(one.name), printable(one.class_name)]
+        cells += [_range(*one.class_bytes_per_s), _measured(one), one.fitness_prefill, one.fitness_decode]
         if has_ceiling:
             ceiling = one.decode_ceiling_tok_per_s
             cells.append(format_tok_per_s(ceiling) if ceiling else "")

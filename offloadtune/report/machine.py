@@ -90,7 +90,8 @@ def _cpu_rows(cpu: Cpu, hardware: Hardware | None) -> Iterator[_Row]:
     yield "cpu", f"{cpu.brand or 'unknown'}, {cores}, {format_count(cpu.n_logical_cores, 'thread')}"
     if hardware is None:
         return
-    deep, words = hardware.cpu, []
+    deep = hardware.cpu
+    words = []
     if deep.n_performance_cores and deep.n_efficiency_cores:
         words.append(f"{deep.n_performance_cores} fast and {deep.n_efficiency_cores} saving cores")
     if (deep.n_online_cpus or 0) > len(deep.allowed_cpus):
@@ -164,7 +165,8 @@ def _speed_words(memory: MemoryHardware) -> str:
 
 def _card_rows(machine: Machine, hardware: Hardware | None, speeds: dict[str, DeviceSpeed]) -> Iterator[_Row]:
     """The engine's devices, each with its card, then the cards that it lists no device for."""
-    joined, used = [machine.nvml_of(device) for device in machine.devices or ()], []
+    joined = [machine.nvml_of(device) for device in machine.devices or ()]
+    used: list[GpuHardware | None] = []
     for device, gpu in zip(machine.devices or (), joined, strict=True):
         card = _card_of(device, machine, hardware) if hardware else None
         used.append(card)
