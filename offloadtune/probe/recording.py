@@ -265,7 +265,8 @@ def _record(root: Path, live: Door) -> Reading:
 
 def _read_hardware(door: Door) -> Hardware | None:
     reader = getattr(importlib.import_module("offloadtune.probe"), "read_hardware", None)
-    return reader(door) if reader else None
+    hardware: Hardware | None = reader(door) if reader else None
+    return hardware
 
 
 def _own_names(live: Door) -> frozenset[str]:
