@@ -41,6 +41,7 @@ def offered(line: str) -> list[str]:
                 "probe",
                 "doctor",
                 "inspect",
+                "list",
                 "plan",
                 "workload",
                 "sweep",
