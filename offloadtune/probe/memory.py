@@ -51,7 +51,7 @@ def read_memory(door: Door, system: System, found: Slots | str) -> tuple[MemoryH
     most_bits = most_bus_bits(slots, channels, known(n_slots)) if slots else _why_no_slots(found)
     n_channels, n_most = _n_channels("memory.n_channels", bits), _n_channels("memory.n_channels_most", most_bits)
     theoretical = _theoretical(door, system, found, bits, configured)
-    source = found.source if isinstance(found, Slots) else Note(subject="memory.source", reason=found)
+    source: Fact[str] = found.source if isinstance(found, Slots) else Note(subject="memory.source", reason=found)
     nodes = read_numa_nodes(door)
     memory = MemoryHardware(
         kind=known(kind),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from offloadtune.errors import ProbeError
 from offloadtune.probe.cgroup import memory_bounds
-from offloadtune.probe.facts import known, notes_in
+from offloadtune.probe.facts import Fact, known, notes_in
 from offloadtune.probe.host import Door, System
 from offloadtune.probe.modules import configured_fact, kind_fact, read_slots
 from offloadtune.records import Note, Ram
@@ -26,7 +26,7 @@ def read_ram(door: Door, system: System) -> tuple[Ram, tuple[Note, ...]]:
     found = read_slots(door, system, may_be_slow=False)
     kind = kind_fact("ram.kind", found)
     configured_mt_per_s = configured_fact("ram.configured_mt_per_s", found)
-    n_modules = Note(subject="ram.n_modules", reason=found) if isinstance(found, str) else len(found.filled)
+    n_modules: Fact[int] = Note(subject="ram.n_modules", reason=found) if isinstance(found, str) else len(found.filled)
     ram = Ram(
         total_bytes=total_bytes,
         available_bytes=available_bytes,

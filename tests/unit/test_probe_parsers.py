@@ -192,6 +192,7 @@ def test_modules_are_the_filled_slots() -> None:
         locator=None, bank=None, kind="DDR4", n_bytes=2**34, rated_mt_per_s=3600, configured_mt_per_s=3200, n_bits=64
     )
     found = parse_udev(text)
+    assert found is not None
     assert found == Slots(source="udev", slots=(Slot(locator="DIMM 0", bank=None, kind="Unknown"), filled), n_slots=2)
     assert found.filled == (filled,)
 
