@@ -26,7 +26,7 @@ from offloadtune.probe.load import cpu_times, parse_process
 from offloadtune.units import GIB, MIB
 
 HOSTS = Path(__file__).parents[1] / "hosts"
-MACHINES = sorted(folder.name for folder in HOSTS.iterdir() if folder.is_dir())
+MACHINES = sorted(file.parent.name for file in HOSTS.glob("*/system.json"))
 
 
 def recorded(machine: str, *ours: int) -> Conditions:

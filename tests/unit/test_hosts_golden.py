@@ -17,7 +17,7 @@ from offloadtune.probe import Door, probe_host, read_conditions, read_hardware
 from offloadtune.records import Machine
 
 HOSTS = Path(__file__).parents[1] / "hosts"
-MACHINES = sorted(folder.name for folder in HOSTS.iterdir() if folder.is_dir())
+MACHINES = sorted(file.parent.name for file in HOSTS.glob("*/system.json"))
 
 
 def examined(door: Door) -> dict[str, Any]:
