@@ -105,8 +105,9 @@ def _device_memories(profile: MachineProfile) -> Iterator[_Rung]:
         card, speed = card_of(device, profile), speed_of(device, profile)
         measured = speed.memory_bytes_per_s if speed else None
         yield "device", f"{device.name} {_described(device, card)}", _memory_class(device, card, profile), measured
+    unused = ", not used by the engine" if profile.machine.devices is not None else ""  # None: it was not asked
     for gpu in _unlisted(profile):
-        yield "device", f"{title(gpu)}, not used by the engine", card_class(gpu.name), None
+        yield "device", f"{title(gpu)}{unused}", card_class(gpu.name), None
 
 
 def _main_memory(profile: MachineProfile) -> Iterator[_Rung]:

@@ -27,7 +27,8 @@ def doctor_view(said: Diagnosis) -> RenderableType:
     profile = said.examination.profile
     facts = facts_table()
     facts.add_row("machine", printable(profile.machine.machine_id))
-    facts.add_row("engine", printable(profile.engine.version) if profile.engine else "not installed")
+    without = "not asked" if said.examination.measured_now else "not installed"
+    facts.add_row("engine", printable(profile.engine.version) if profile.engine else without)
     lines: list[RenderableType] = [facts, Text(), _ladder_table(said.ladder), Text(_LEGEND, style="dim")]
     if said.bytes_per_token and any(one.decode_ceiling_tok_per_s for one in said.ladder):
         lines.append(Text(_CEILING.format(format_bytes(said.bytes_per_token)), style="dim"))
