@@ -96,7 +96,8 @@ def variables(examined: Examination) -> Iterator[Finding]:
 
 def slow_kind_of_disk(examined: Examination) -> Iterator[Finding]:
     for disk in examined.disks:
-        if (kind := disk_kind(disk)) in _DISK_WORDS:
+        kind = disk_kind(disk)
+        if kind in _DISK_WORDS:
             code, severity, words, step = _DISK_WORDS[kind]
             yield Finding(
                 code=code,
