@@ -86,10 +86,10 @@ def read_disk(
     mount = mount_of(str(resolved), door.text("/proc/self/mountinfo"), device)
     kind = mount if isinstance(mount, Note) else _kind(mount, door)
     place = known(mount)
-    if untimed:
-        cold, warm, n_bytes = _unread(untimed)
-    else:
-        cold, warm, n_bytes = _speeds(path, door, drop_cached, cached_frac, in_memory=known(kind) == "memory")
+    in_memory = known(kind) == "memory"
+    cold, warm, n_bytes = (
+        _unread(untimed) if untimed else _speeds(path, door, drop_cached, cached_frac, in_memory=in_memory)
+    )
     return Disk(
         path=path,
         mount_point=place.point if place else None,
@@ -300,6 +300,6 @@ def _read(stream: FileIO, begin: int, end: int) -> tuple[int, float]:
     return n_read, n_read / max(time.perf_counter() - started_s, 1e-9)
 
 
-def _unread(reason: str) -> tuple[Note, Note, None]:
+def _unread(reason: str) -> tuple[Fact[float], Fact[float], int | None]:
     cold, warm = (Note(subject=f"disk.{which}_bytes_per_s", reason=reason) for which in ("cold", "warm"))
     return cold, warm, None

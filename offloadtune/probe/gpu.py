@@ -159,8 +159,11 @@ def _throttle_reasons(subject: str, answers: Mapping[str, Any]) -> Fact[tuple[st
 def _processes(subject: str, answers: Mapping[str, Any], door: Door) -> Fact[Any]:
     """Those seen from here that compute or draw; half of them would read as all."""
     computing, drawing = fact(subject, answers, "computing"), fact(subject, answers, "drawing")
-    unknown = notes_in(computing, drawing)
-    return unknown[0] if unknown else seen_processes(door, {**known(drawing), **known(computing)})
+    if isinstance(computing, Note):
+        return computing
+    if isinstance(drawing, Note):
+        return drawing
+    return seen_processes(door, {**drawing, **computing})
 
 
 def _bandwidth(subject: str, answers: Mapping[str, Any]) -> Fact[float]:
@@ -172,5 +175,6 @@ def _bandwidth(subject: str, answers: Mapping[str, Any]) -> Fact[float]:
     Where memory is the host's (GB10) NVML knows no memory clock, and says that the bus has 0 bits.
     """
     clock, n_bits = fact(subject, answers, "memory_clock_mhz"), fact(subject, answers, "n_memory_bits")
-    unknown = notes_in(clock, n_bits)
-    return unknown[0] if unknown else known(clock) * 1e6 * 2 * known(n_bits) / 8
+    if isinstance(clock, Note):
+        return clock
+    return n_bits if isinstance(n_bits, Note) else float(clock * 1e6 * 2 * n_bits / 8)

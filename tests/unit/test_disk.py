@@ -327,8 +327,8 @@ def test_a_file_in_memory_is_not_dropped_and_never_cold(file: Path, monkeypatch:
 @pytest.mark.usefixtures("on_a_disk")
 def test_a_large_file_is_read_from_its_middle_and_holes_are_not_cold(tmp_path: Path) -> None:
     path = tmp_path / "large.gguf"
-    with path.open("wb") as stream:
-        stream.truncate(120 * MIB)
+    with path.open("wb") as made:
+        made.truncate(120 * MIB)
     assert disk._span(path) == (60 * MIB, 120 * MIB)
     spans: list[tuple[int, int]] = []
 

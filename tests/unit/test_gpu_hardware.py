@@ -181,7 +181,8 @@ def test_each_call_may_fail_alone_in_every_way(call: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("call", TOLD_BY)
 def test_a_call_may_be_answered_by_nothing_or_by_nonsense(call: str, tmp_path: Path) -> None:
     (whole,), _ = read_gpu_hardware(answering(tmp_path, RTX_4090))
-    for nonsense in (None, {}, [[]], [0], -1, True, "\x1b[2J" * 100, 1 << 64, float("inf")):
+    answers: tuple[Any, ...] = (None, {}, [[]], [0], -1, True, "\x1b[2J" * 100, 1 << 64, float("inf"))
+    for nonsense in answers:
         (gpu,), notes = read_gpu_hardware(answering(tmp_path, RTX_4090 | {call: nonsense}))
         own = TOLD_BY[call]
         assert {f: v for f, v in fields(gpu).items() if f not in own} == {

@@ -446,6 +446,6 @@ def test_the_files_that_change_settings_unseen(tmp_path: Path) -> None:
 
 
 def test_the_variables_that_change_settings_unseen() -> None:
-    meant = ("CUDA_VISIBLE_DEVICES", "GGML_CUDA_NO_PINNED", "GGML_METAL_NDEBUG", "HSA_OVERRIDE_GFX_VERSION")
-    meant += ("LLAMA_ARG_THREADS", "ONEAPI_DEVICE_SELECTOR")
+    of_backends = ("CUDA_VISIBLE_DEVICES", "GGML_CUDA_NO_PINNED", "GGML_METAL_NDEBUG", "HSA_OVERRIDE_GFX_VERSION")
+    meant = (*of_backends, "LLAMA_ARG_THREADS", "ONEAPI_DEVICE_SELECTOR")
     assert examining.variables(("PATH", *meant, "GGML_NO_BACKTRACE")) == meant
