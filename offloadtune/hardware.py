@@ -183,6 +183,10 @@ class Limits:
     locked_bytes: int | None = None
 
 
+UNNAMED_HYPERVISOR = "unnamed"
+"""It is there, and does not say what it is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What the system runs inside. `container` and `hypervisor` are names ("docker", "kvm"), None outside of one.

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from offloadtune.hardware import Surroundings
+from offloadtune.hardware import UNNAMED_HYPERVISOR, Surroundings
 from offloadtune.probe.facts import parse_int, printable
 from offloadtune.probe.host import Door, System
 from offloadtune.records import Note
-
-UNNAMED_HYPERVISOR = "unnamed"
 
 _PORTABLE = {8, 9, 10, 11, 14, 30, 31, 32}
 """SMBIOS's types of chassis: portable, laptop, notebook, handheld, sub-notebook, tablet, convertible, detachable."""

@@ -9,7 +9,15 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from offloadtune.conditions import Disturbance
-from offloadtune.hardware import DeviceSpeed, GpuHardware, Hardware, Limits, MemoryHardware, Surroundings
+from offloadtune.hardware import (
+    UNNAMED_HYPERVISOR,
+    DeviceSpeed,
+    GpuHardware,
+    Hardware,
+    Limits,
+    MemoryHardware,
+    Surroundings,
+)
 from offloadtune.records import Cpu, Device, EngineBuild, Machine, Note, NvmlGpu, Ram
 from offloadtune.report.json_values import plain
 from offloadtune.report.terminal import facts_table
@@ -287,7 +295,9 @@ def _limit_words(limits: Limits) -> Iterator[str]:
 def _around_words(around: Surroundings) -> str:
     words = ["WSL"] if around.is_wsl else []
     words += [f"in {around.container}"] if around.container else []
-    words += [f"on a virtual machine ({around.hypervisor})"] if around.hypervisor and not around.is_wsl else []
+    if around.hypervisor and not around.is_wsl:
+        name = f" ({around.hypervisor})" if around.hypervisor != UNNAMED_HYPERVISOR else ""
+        words.append(f"on a virtual machine{name}")
     return f", {', '.join(words)}" if words else ""
 
 
