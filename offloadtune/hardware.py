@@ -273,10 +273,11 @@ class Examination:
 
     `rebuild_line` builds the engine for this machine; None where no line here would build one that is as good.
     `card_advice` is for each vendor what to do so that the engine can use its cards. `backends` are what the engine was
-    built with ("cpu", "cuda", "vulkan"), `closed_paths` the device files of cards that this process cannot open.
-    `config_paths` are files that change runs unseen, and so do `variables`, names of the environment. `disks` are where
-    the model files asked about lie, `file_bytes` the size of the largest of these. `measured_now` names what is being
-    measured, None where nothing is: neither the engine nor its devices were asked beside it.
+    built with ("cpu", "cuda", "vulkan"), `closed_paths` the device files that this process cannot open, each with the
+    vendor of its card. `config_paths` are files that change runs unseen, and so do `variables`, names of the
+    environment. `disks` are where the model files asked about lie, `file_bytes` the size of the largest of these.
+    `measured_now` names what is being measured, None where nothing is: neither the engine nor its devices were asked
+    beside it.
     """
 
     profile: MachineProfile
@@ -284,7 +285,7 @@ class Examination:
     rebuild_line: str | None = None
     card_advice: tuple[tuple[str, str], ...] = ()
     backends: tuple[str, ...] | None = None
-    closed_paths: tuple[Path, ...] = ()
+    closed_paths: tuple[tuple[str, Path], ...] = ()
     faults: tuple[EngineFault, ...] = ()
     measured_now: str | None = None
     config_paths: tuple[Path, ...] = ()

@@ -36,7 +36,7 @@ def doctor(  # noqa: PLR0913, PLR0917 - a command has as many options as it take
     said = pipeline.diagnose(path, rpc or (), since, is_quick=quick)
     unkept: ExportError | None = None
     try:
-        said = dataclasses.replace(said, machine_path=pipeline.keep_machine(said.examination.profile))
+        said = dataclasses.replace(said, machine_path=pipeline.keep_machine(said.examination))
     except ExportError as error:  # what was found is shown first
         unkept = error
     if json:

@@ -23,12 +23,13 @@ _DEVICE_FIGURES = (
 )
 
 
-def changes(old: MachineProfile, new: MachineProfile) -> tuple[str, ...]:
+def changes(old: MachineProfile, new: MachineProfile, *, with_measured: bool = True) -> tuple[str, ...]:
     """What is otherwise in `new`; a measured figure only where it differs by more than measurements scatter.
 
     What one of the two does not know is no change.
     """
-    return (*_system(old, new), *_memory(old, new), *_cards(old, new), *_engine(old, new), *_measured(old, new))
+    measured = _measured(old, new) if with_measured else ()
+    return (*_system(old, new), *_memory(old, new), *_cards(old, new), *_engine(old, new), *measured)
 
 
 def _system(old: MachineProfile, new: MachineProfile) -> Iterator[str]:

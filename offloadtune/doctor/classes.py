@@ -14,6 +14,9 @@ Range = tuple[float, float]
 
 _GB = 1e9
 
+MOST_OF_LINK = 1.1
+"""Of the high end of a link's class; no copy is faster."""
+
 GDDR: Range = (80 * _GB, 1800 * _GB)
 APPLE: Range = (55 * _GB, 820 * _GB)
 REMOTE: Range = (20 * _GB, 3000 * _GB)

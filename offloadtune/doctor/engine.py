@@ -179,7 +179,7 @@ def _card_step(vendor: str, examined: Examination, *, has_way: bool | None) -> s
     hiding = [name for name in _HIDING.get(vendor, ()) if name in examined.variables]
     if hiding and has_way is not False:
         return f"Unset {' and '.join(hiding)}, or name the card there."
-    closed = [] if vendor == "nvidia" else [str(path) for path in examined.closed_paths]
+    closed = [str(path) for of, path in examined.closed_paths if of == vendor and has_way is not False]
     if closed and examined.profile.hardware.surroundings.container:
         return f"Start the container with the card's device files: {' '.join(f'--device {path}' for path in closed)}."
     if closed:

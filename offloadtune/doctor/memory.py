@@ -107,7 +107,7 @@ def swap(examined: Examination) -> Iterator[Finding]:
     Windows and macOS swap out what rests though memory is free, and make swap larger as they need it.
     """
     total, free, host = examined.now.swap_total_bytes, examined.now.swap_free_bytes, examined.profile.machine.host
-    if not total or free is None or host.os.startswith(("macOS", "Windows")):
+    if not total or free is None or host.os.startswith(("macOS", "Windows")) or examined.measured_now is not None:
         return
     is_full = free < FULL_SWAP_FRAC * total
     is_short = host.ram.available_bytes < max(SHORT_FRAC * host.ram.total_bytes, examined.file_bytes or 0)

@@ -8,10 +8,12 @@ from offloadtune.conditions import DisturbanceKind
 from offloadtune.doctor.classes import disk_class, disk_kind
 from offloadtune.hardware import Disk, Examination, Finding, Severity
 from offloadtune.interference import standing
-from offloadtune.units import format_bytes, format_bytes_per_s, format_seconds
+from offloadtune.units import MIB, format_bytes, format_bytes_per_s, format_seconds
 
 SLOW_DISK_BYTES_PER_S = {"nvme": 0.8e9, "ssd": 0.2e9, "hdd": 0.05e9}
 """Slower than this no sound drive of its kind reads a file in order, through the page cache and encryption."""
+
+LEAST_BYTES_READ = 64 * MIB
 
 _STANDING: dict[DisturbanceKind, tuple[str, str, str]] = {
     DisturbanceKind.BATTERY: (
@@ -44,8 +46,8 @@ _COOL_DOWN = "Let the card cool down; clean its fans and filters."
 
 
 def now(examined: Examination) -> Iterator[Finding]:
-    """What stands against measuring at this moment costs speed whatever is run."""
-    for one in standing(examined.now):
+    """What stands against measuring costs speed whatever is run; beside a sweep it would be the sweep's own doing."""
+    for one in standing(examined.now) if examined.measured_now is None else ():
         if one.kind in _STANDING:
             code, words, step = _STANDING[one.kind]
             step = _COOL_DOWN if one.kind is DisturbanceKind.GPU_THROTTLE and _is_hot(examined) else step
@@ -109,9 +111,11 @@ def slow_kind_of_disk(examined: Examination) -> Iterator[Finding]:
 
 
 def slow_disk(examined: Examination) -> Iterator[Finding]:
-    """Far below its own class."""
+    """Far below its own class. A short read is mostly the waking of the drive."""
     for disk in examined.disks:
         kind, cold = disk_kind(disk), disk.cold_bytes_per_s
+        if (disk.n_bytes_read or 0) < LEAST_BYTES_READ:
+            continue
         if cold and kind in SLOW_DISK_BYTES_PER_S and cold < SLOW_DISK_BYTES_PER_S[kind]:
             name, (low, high) = disk_class(kind)
             usual = f"{format_bytes_per_s(low)} to {format_bytes_per_s(high)}"

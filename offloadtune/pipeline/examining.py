@@ -79,14 +79,16 @@ def _examination(facts: GgufFacts | None, profile: MachineProfile, now: Conditio
     machine, engine, hardware = profile.machine, profile.engine, profile.hardware
     advice = advise(machine, engine) if owner is None else Advice(line=None)  # compilers are asked for it
     in_container = hardware.surroundings.container is not None
-    vendors = {gpu.vendor for gpu in hardware.gpus}
+    vendors = {gpu.vendor for gpu in hardware.gpus if gpu.kind == "discrete"}
+    backends = backends_in(Path(engine.library_dir)) if engine else None
+    closed = closed_paths(vendors, backends, in_container=in_container) if sys.platform == "linux" else ()
     return Examination(
         profile=profile,
         now=now,
         rebuild_line=advice.line,
         card_advice=advice.cards,
-        backends=backends_in(Path(engine.library_dir)) if engine else None,
-        closed_paths=closed_paths(vendors, in_container=in_container) if sys.platform == "linux" else (),
+        backends=backends,
+        closed_paths=closed,
         faults=tuple(_faults(facts, profile)),
         config_paths=config_paths(os.environ, sys.platform),
         file_bytes=facts.file_bytes if facts else None,
@@ -101,15 +103,16 @@ def _changes(before: MachineProfile, profile: MachineProfile, owner: str | None)
     return doctor.changes(before, after if owner is None else dataclasses.replace(after, engine=before.engine))
 
 
-def keep_machine(profile: MachineProfile) -> Path | None:
-    """Write the machine down and give the path. Raises ExportError.
+def keep_machine(examination: Examination) -> Path | None:
+    """Write the machine that was examined down and give the path. Raises ExportError.
 
     What was measured before is not replaced by what was not. What the machine was before it changed stays beside it.
     Nothing is written, and None given, while a sweep measures: then the devices are not known, which are a part of what
     the machine is called.
     """
-    if measured_now() is not None:
+    if examination.measured_now is not None:
         return None
+    profile = examination.profile
     path, before = store.machine_path(profile.machine), None
     is_there = False
     with contextlib.suppress(OSError):  # of a folder that may not be looked into; writing says so
@@ -120,7 +123,7 @@ def keep_machine(profile: MachineProfile) -> Path | None:
         before = store.read_machine(path) if is_there else None
     if before is not None:
         profile = dataclasses.replace(profile, device_speeds=store.with_figures_of(before, profile))
-        if doctor.changes(before, store.at_rest(profile)):
+        if doctor.changes(before, store.at_rest(profile), with_measured=False):
             export.write_text(store.previous_path(path), store.render_machine(before, offloadtune.__version__))
     export.write_text(path, store.render_machine(profile, offloadtune.__version__))
     return path

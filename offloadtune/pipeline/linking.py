@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from offloadtune.doctor.classes import MOST_OF_LINK, pcie_class
 from offloadtune.hardware import DeviceSpeed, GpuHardware
 from offloadtune.probe.links import Links, place
 
@@ -20,7 +21,8 @@ def with_link(
 ) -> DeviceSpeed:
     """What `transfer` measures of `card`, with the most its link was seen to do meanwhile.
 
-    None of a link without an address, of one that nobody tells of, and where nothing moved.
+    None of a link without an address, of one that nobody tells of, where nothing moved, and where more was moved than
+    the link could carry: then it was not seen at work.
     """
     at = place(card.pci_bus_id) if card is not None and card.kind == "discrete" else None
     if at is None:
@@ -28,7 +30,8 @@ def with_link(
     with _Watch(open_links()) as watch:
         speed = transfer()
     seen = watch.most.get(at)
-    if seen is None or all(getattr(speed, figure) is None for figure in _MOVED):
+    fastest = max((getattr(speed, figure) or 0.0 for figure in _MOVED), default=0.0)
+    if seen is None or not 0 < fastest <= MOST_OF_LINK * pcie_class(*seen)[1][1]:
         return speed
     return dataclasses.replace(speed, pcie_generation=seen[0], n_pcie_lanes=seen[1])
 
@@ -53,8 +56,8 @@ class _Watch:
         self._thread.join()
 
     def _look(self) -> None:
-        while found := self._links.now():
-            for at, link in found.items():
+        while True:
+            for at, link in self._links.now().items():  # a card that still sleeps is not in it
                 generation, n_lanes = self.most.get(at, (0, 0))
                 self.most[at] = (max(generation, link.generation), max(n_lanes, link.n_lanes))
             if self._is_over.wait(_BEAT_S):

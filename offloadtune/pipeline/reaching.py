@@ -21,20 +21,26 @@ def backends_in(library_dir: Path) -> tuple[str, ...] | None:
     return tuple(sorted(found)) if "cpu" in found else None
 
 
-def closed_paths(vendors: Collection[str], *, in_container: bool, dev: Path = Path("/dev")) -> tuple[Path, ...]:
-    """Device files of cards of these vendors that this process may not open, on Linux.
+def closed_paths(
+    vendors: Collection[str],
+    backends: Collection[str] | None,
+    *,
+    in_container: bool,
+    dev: Path = Path("/dev"),
+) -> tuple[tuple[str, Path], ...]:
+    """Device files of cards of these vendors that this process may not open, on Linux, each with its vendor.
 
-    One that is missing is told only `in_container`, which is how a container is started without a card.
+    One that is missing is told only `in_container`, which is how a container is started without a card. Only ROCm, the
+    backend "hip", opens AMD's own.
     """
-    wanted = [dev / "kfd"] if "amd" in vendors else []
-    if {"amd", "intel"} & {*vendors}:
-        try:
-            nodes = sorted(path for path in (dev / "dri").iterdir() if path.name.startswith("renderD"))
-        except OSError:
-            nodes = []
-        wanted += nodes or [dev / "dri"]
+    wanted = [("amd", dev / "kfd")] if "amd" in vendors and (backends is None or "hip" in backends) else []
+    try:
+        nodes = sorted(path for path in (dev / "dri").iterdir() if path.name.startswith("renderD"))
+    except OSError:
+        nodes = []
+    wanted += [(one, path) for one in ("amd", "intel") if one in vendors for path in nodes or [dev / "dri"]]
     return tuple(
-        path
-        for path in wanted
+        (vendor, path)
+        for vendor, path in wanted
         if (path.exists() or in_container) and not os.access(path, os.R_OK if path.is_dir() else os.R_OK | os.W_OK)
     )

@@ -26,8 +26,9 @@ _CEILING = (
 def doctor_view(said: Diagnosis) -> RenderableType:
     profile = said.examination.profile
     facts = facts_table()
-    facts.add_row("machine", printable(profile.machine.machine_id))
-    without = "not asked" if said.examination.measured_now else "not installed"
+    is_asked = profile.machine.devices is not None  # without them nobody knows what the machine is called
+    without = "not asked" if said.examination.measured_now else "none that runs"
+    facts.add_row("machine", printable(profile.machine.machine_id) if is_asked else "not known without the engine")
     facts.add_row("engine", printable(profile.engine.version) if profile.engine else without)
     lines: list[RenderableType] = [facts, Text(), _ladder_table(said.ladder), Text(_LEGEND, style="dim")]
     if said.bytes_per_token and any(one.decode_ceiling_tok_per_s for one in said.ladder):
@@ -41,9 +42,9 @@ def doctor_view(said: Diagnosis) -> RenderableType:
 
 def doctor_json(said: Diagnosis) -> dict[str, Any]:
     """Everything the doctor saw and said; `changes` is null where nothing was compared."""
-    examined = said.examination
+    examined, machine = said.examination, said.examination.profile.machine
     return {
-        "machine_id": examined.profile.machine.machine_id,
+        "machine_id": machine.machine_id if machine.devices is not None else None,
         **plain(examined.profile),
         "disks": plain(examined.disks),
         "ladder": plain(said.ladder),

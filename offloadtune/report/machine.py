@@ -24,6 +24,9 @@ from offloadtune.report.terminal import facts_table
 from offloadtune.report.words import printable
 from offloadtune.units import format_bytes, format_bytes_per_s, format_count
 
+NOT_KNOWN = "not known, as said below"
+"""The note on devices says why the engine did not answer."""
+
 _FIGURES = (
     ("memory_bytes_per_s", "its memory"),
     ("to_pinned_bytes_per_s", "to it"),
@@ -67,7 +70,8 @@ def probe_json(
 
     `now` lists what stands against measuring, each with its kind, a sentence, and whether it passes.
     """
-    value = {"machine_id": machine.machine_id, **plain(machine), "engine": plain(engine)}
+    machine_id = machine.machine_id if machine.devices is not None else None  # it is made of the devices too
+    value = {"machine_id": machine_id, **plain(machine), "engine": plain(engine)}
     value["now"] = [plain(one) for one in now]
     for device, described in zip(machine.devices or (), value["devices"] or (), strict=True):
         gpu = machine.nvml_of(device)
@@ -81,12 +85,12 @@ def _machine_rows(
     machine: Machine, engine: EngineBuild | None, hardware: Hardware | None, device_speeds: Sequence[DeviceSpeed]
 ) -> Iterator[_Row]:
     """Title and words; a row without a title goes on with the one above."""
-    yield "machine", machine.machine_id
+    yield "machine", machine.machine_id if machine.devices is not None else NOT_KNOWN
     yield "system", machine.host.os + (_around_words(hardware.surroundings) if hardware else "")
     yield from _cpu_rows(machine.host.cpu, hardware)
     yield from _memory_rows(machine.host.ram, hardware.memory if hardware else None)
     yield from _titled("limits", tuple(_limit_words(hardware.limits)) if hardware else ())
-    yield "engine", engine.version if engine else "not installed"
+    yield "engine", engine.version if engine else NOT_KNOWN
     yield from _card_rows(machine, hardware, {one.device: one for one in device_speeds})
 
 

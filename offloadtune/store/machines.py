@@ -33,7 +33,8 @@ _TOO_LARGE = 1 << 63
 
 _HEAD = """\
 # What offloadtune knows of this machine, written by `offloadtune doctor`. Speeds are bytes per second as measured.
-# As it was before it last changed it is kept in machine.previous.toml. What changed since this file was written:
+# As it was before its parts, drivers or engine last changed it is kept in machine.previous.toml; with another card or
+# much other memory it is another machine, with a folder of its own. What changed since this file was written:
 # offloadtune doctor --since THIS_FILE
 """
 _FIGURES = (

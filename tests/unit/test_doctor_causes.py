@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from sample_machines import CPU_ALONE, CUDA0_SPEED, RADEON, RTX4090, SOUND, WHOLE_ENGINE, changed
+from sample_records import CUDA0
 
 from offloadtune import doctor
-from offloadtune.hardware import EngineFault, Finding, Severity
+from offloadtune.hardware import Disk, EngineFault, Finding, Severity
 from offloadtune.records import Note
+from offloadtune.units import GIB
 
 GPUS, DEVICES, SPEEDS = "profile.hardware.gpus", "profile.machine.devices", "profile.device_speeds"
 INFO, SETS = "profile.engine.system_info", "profile.hardware.cpu.instruction_sets"
@@ -20,7 +22,7 @@ CPU_INFO = "CPU : AVX2 = 1 | FMA = 1 |"
 TURING = dataclasses.replace(RTX4090, name="NVIDIA GeForce RTX 2080", compute_capability="7.5")
 LAPTOP = dataclasses.replace(RTX4090, name="NVIDIA GeForce RTX 4090 Laptop GPU")
 MISMATCH = Note(subject="nvml_gpus", reason="NVML answered LibRmVersionMismatch.")
-KFD = Path("/dev/kfd")
+KFD = ("amd", Path("/dev/kfd"))
 ARC = dataclasses.replace(RADEON, vendor="intel", name="Intel Arc A770", driver="xe")
 
 
@@ -79,7 +81,11 @@ def test_the_advice_for_one_makers_cards_is_not_anothers() -> None:
             "built without a way to it",
             "hipcc",
         ),
-        ({"backends": ("cpu", "hip"), "closed_paths": (KFD,)}, "something hides it", "usermod -aG render,video"),
+        (
+            {"backends": ("cpu", "hip"), "closed_paths": (KFD,)},
+            "something hides it",
+            "usermod -aG render,video",
+        ),
         (
             {"backends": ("cpu", "hip"), "closed_paths": (KFD,), f"{SURROUNDINGS}.container": "docker"},
             "something hides it",
@@ -171,5 +177,26 @@ def test_a_laptops_link_is_as_it_is() -> None:
     assert (laptop.severity, "slot" in laptop.next_step) == (Severity.NOTE, False)
 
 
-def test_a_link_that_moved_more_than_it_could_was_not_seen_at_work() -> None:
-    assert found({SPEEDS: speed(pcie_generation=1, to_pinned_bytes_per_s=25.3e9)}) == {}
+def test_a_card_made_with_few_lanes_has_no_more() -> None:
+    card = dataclasses.replace(RTX4090, n_pcie_lanes_most=4)
+    finding = found({GPUS: (card,), SPEEDS: speed(n_pcie_lanes=4, to_pinned_bytes_per_s=6.4e9)})["pcie_narrow"]
+    assert (finding.severity, "slot" in finding.next_step) == (Severity.NOTE, False)
+
+
+def test_vulkan_may_write_through_the_cards_window() -> None:
+    slow = {"to_pinned_bytes_per_s": 5e9}
+    assert "pcie_slow" in found({SPEEDS: speed(**slow)})
+    vulkan = dataclasses.replace(CUDA0, name="Vulkan0")
+    assert found({DEVICES: (vulkan,), SPEEDS: speed(device="Vulkan0", **slow)}) == {}
+
+
+def test_beside_a_sweep_what_it_does_itself_is_no_fault() -> None:
+    parts = {"now.on_battery": True, "now.swap_total_bytes": 8 * GIB, "now.swap_free_bytes": 0}
+    assert {"on_battery", "swap_full"} <= found(parts).keys()
+    assert found({**parts, "measured_now": "a.gguf"}).keys() == {"measuring_now"}
+
+
+def test_a_short_read_says_nothing_of_a_drive() -> None:
+    disk = Disk(path=Path("a.gguf"), mount_point="/", filesystem="ext4", kind="nvme", cold_bytes_per_s=4e8)
+    assert found({"disks": (dataclasses.replace(disk, n_bytes_read=5 << 20),)}) == {}
+    assert "disk_slow" in found({"disks": (dataclasses.replace(disk, n_bytes_read=256 << 20),)})

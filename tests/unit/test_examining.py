@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_machines import CUDA0_SPEED, PROFILE, QUIET, RTX4090, WHOLE_ENGINE, changed
+from sample_machines import CUDA0_SPEED, PROFILE, QUIET, RTX4090, SOUND, WHOLE_ENGINE, changed
 from sample_records import CUDA0, FACTS, MACHINE
 
 from offloadtune import store
@@ -67,7 +67,7 @@ def test_beside_a_sweep_neither_engine_nor_disk_is_touched(
     assert (disk.cold_bytes_per_s, disk.warm_bytes_per_s) == (None, None)
     assert {"a.gguf is being measured now, so nothing was timed beside it."} <= {note.reason for note in disk.notes}
     assert said.examination.profile.device_speeds == ()
-    assert examining.keep_machine(said.examination.profile) is None
+    assert examining.keep_machine(said.examination) is None
 
 
 @pytest.mark.usefixtures("sweep")
@@ -89,30 +89,36 @@ def machine_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "machine.toml"
 
 
+def keep(profile: MachineProfile) -> None:
+    examining.keep_machine(dataclasses.replace(SOUND, profile=profile))
+
+
 def test_what_a_machine_was_is_kept_until_it_changes_again(machine_toml: Path) -> None:
     previous = machine_toml.with_name("machine.previous.toml")
-    examining.keep_machine(PROFILE)
-    examining.keep_machine(changed(PROFILE, {"measured_at": LATER}))
+    keep(PROFILE)
+    keep(changed(PROFILE, {"measured_at": LATER}))
     assert not previous.exists()
     new = changed(PROFILE, {"hardware.gpus": (dataclasses.replace(RTX4090, driver="560.1"),)})
-    examining.keep_machine(new)
-    examining.keep_machine(new)
+    keep(new)
+    slower = tuple(dataclasses.replace(one, read_bytes_per_s=1e9) for one in new.hardware.memory.speeds)
+    new = changed(new, {"hardware.memory.speeds": slower})
+    keep(new)
     assert store.read_machine(previous) == store.at_rest(changed(PROFILE, {"measured_at": LATER}))
     assert store.read_machine(machine_toml) == store.at_rest(new)
 
 
 def test_a_damaged_file_is_written_anew(machine_toml: Path) -> None:
     machine_toml.write_text("[machine")
-    examining.keep_machine(PROFILE)
+    keep(PROFILE)
     assert store.read_machine(machine_toml) == store.at_rest(PROFILE)
 
 
 def test_a_figure_that_was_measured_outlives_one_that_was_not(machine_toml: Path) -> None:
-    examining.keep_machine(PROFILE)
+    keep(PROFILE)
     half = dataclasses.replace(UNMEASURED, memory_bytes_per_s=5e11)
     kept = dataclasses.replace(CUDA0_SPEED, memory_bytes_per_s=5e11)
     for speeds in ((half,), (UNMEASURED,), ()):
-        examining.keep_machine(changed(PROFILE, {"device_speeds": speeds, "measured_at": LATER}))
+        keep(changed(PROFILE, {"device_speeds": speeds, "measured_at": LATER}))
         (speed,) = store.read_machine(machine_toml).device_speeds
         assert dataclasses.replace(speed, reason=None) == kept
         assert (speed.reason or "").endswith(f"Some of it was measured {PROFILE.measured_at}.")
@@ -198,12 +204,13 @@ def test_the_backends_of_an_engine_are_its_libraries(tmp_path: Path) -> None:
 
 def test_device_files_that_may_not_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node, kfd = tmp_path / "dri" / "renderD128", tmp_path / "kfd"
-    assert closed_paths({"amd"}, in_container=False, dev=tmp_path) == ()
-    assert closed_paths({"amd"}, in_container=True, dev=tmp_path) == (kfd, tmp_path / "dri")
+    assert closed_paths({"amd"}, None, in_container=False, dev=tmp_path) == ()
+    assert closed_paths({"amd"}, None, in_container=True, dev=tmp_path) == (("amd", kfd), ("amd", tmp_path / "dri"))
+    assert closed_paths({"amd"}, ("cpu", "vulkan"), in_container=True, dev=tmp_path) == (("amd", tmp_path / "dri"),)
     node.parent.mkdir()
     node.touch()
     kfd.touch()
-    assert closed_paths({"amd", "intel"}, in_container=True, dev=tmp_path) == ()
+    assert closed_paths({"amd", "intel"}, None, in_container=True, dev=tmp_path) == ()
     monkeypatch.setattr(os, "access", lambda path, _how: path != node)
-    assert closed_paths({"intel"}, in_container=False, dev=tmp_path) == (node,)
-    assert closed_paths({"nvidia"}, in_container=False, dev=tmp_path) == ()
+    assert closed_paths({"intel"}, None, in_container=False, dev=tmp_path) == (("intel", node),)
+    assert closed_paths({"nvidia"}, None, in_container=False, dev=tmp_path) == ()

@@ -21,7 +21,15 @@ from offloadtune.probe.links import Links
 
 HOSTS = Path(__file__).parents[1] / "hosts"
 PATIENCE_S = 30.0
-UNSEEN = dataclasses.replace(CUDA0_SPEED, pcie_generation=None, n_pcie_lanes=None, to_pinned_bytes_per_s=6.2e9)
+UNSEEN = dataclasses.replace(
+    CUDA0_SPEED,
+    to_pageable_bytes_per_s=5.1e9,
+    from_pageable_bytes_per_s=4.9e9,
+    to_pinned_bytes_per_s=6.2e9,
+    from_pinned_bytes_per_s=6.1e9,
+    pcie_generation=None,
+    n_pcie_lanes=None,
+)
 SLOT = "sys/bus/pci/devices/0000:03:00.0"
 
 
@@ -113,9 +121,21 @@ def test_what_is_not_told_is_not_known(tmp_path: Path) -> None:
         to_pinned_bytes_per_s=None,
         from_pinned_bytes_per_s=None,
     )
-    links = Opened(nvidia(tmp_path, 1, 16))
-    assert with_link(transfer(links, lambda: None), RTX4090, lambda: links).pcie_generation == 1
+    links = Opened(nvidia(tmp_path, 3, 16))
+    assert with_link(transfer(links, lambda: None), RTX4090, lambda: links).pcie_generation == 3
     assert with_link(lambda: still, RTX4090, lambda: Links(Door(tmp_path))) is still
+
+
+def test_a_link_over_which_more_was_moved_than_it_carries_was_not_seen_at_work(tmp_path: Path) -> None:
+    links = Opened(nvidia(tmp_path, 1, 16))
+    assert with_link(transfer(links, lambda: None), RTX4090, lambda: links) is UNSEEN
+
+
+def test_a_card_that_sleeps_at_first_is_seen_when_it_wakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linking, "_BEAT_S", 0.001)
+    links = Opened(Door(tmp_path))
+    speed = with_link(transfer(links, lambda: nvidia(tmp_path, 4, 16)), RTX4090, lambda: links)
+    assert (speed.pcie_generation, speed.n_pcie_lanes) == (4, 16)
 
 
 def test_a_card_outside_of_the_machine_is_left_out(tmp_path: Path) -> None:
