@@ -300,9 +300,10 @@ def test_a_driver_that_hangs_at_the_moment_leaves_what_it_told(driver: pytest.Mo
     def hang_the_second_time() -> int:
         if next(counts, None) is None:
             ended.wait()
+        else:
+            driver.setattr(nvml, "_OPENING_PATIENCE_S", 0.2)
         return 1
 
-    driver.setattr(nvml, "_OPENING_PATIENCE_S", 0.2)
     driver.setattr(pynvml, "nvmlDeviceGetCount", hang_the_second_time)
     (gpu, *_), notes = read_gpu_hardware(Door())
     ended.set()

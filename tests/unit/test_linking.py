@@ -49,7 +49,9 @@ def amd(folder: Path, speed: str, **files: str) -> Door:
     told = {"vendor": "0x1002", "device": "0x744c", "class": "0x030000", "current_link_speed": f"{speed} GT/s PCIe"}
     (folder / SLOT).mkdir(parents=True, exist_ok=True)
     for name, text in {**told, "current_link_width": "8", **files}.items():
-        (folder / SLOT / name).write_text(f"{text}\n")
+        beside = folder / SLOT / f"{name}.new"
+        beside.write_text(f"{text}\n")
+        beside.replace(folder / SLOT / name)  # never seen half-written
     return Door(folder)
 
 

@@ -92,8 +92,9 @@ def test_links_are_asked_again_and_again_without_opening_anew(driver: pytest.Mon
     driver.setattr(nvml, "_kept", nvml._Kept())
     driver.setattr(pynvml, "nvmlInit", lambda: openings.append(1))
     links, seen = Links(), []
+    others = links.now().keys() - {at for at, _ in links._nvidia()}  # cards that this machine has
     for generation in (1, 4):
         driver.setattr(pynvml, "nvmlDeviceGetCurrPcieLinkGeneration", answering(generation))
-        seen += [(link.generation, link.n_lanes) for link in links.now().values()]
+        seen += [(link.generation, link.n_lanes) for at, link in links.now().items() if at not in others]
     assert seen == [(1, 8), (4, 8)]
     assert openings == [1]
