@@ -81,9 +81,11 @@ def machine_alone(
         reading = beside.submit(lambda: (probe_host(measure=False), read_hardware(may_be_slow=may_be_slow)))
         found = _engine_of(runner, endpoints)  # it takes as long to start as the machine to be read
         host, hardware = reading.result()
-        if measure:
-            host, hardware = _timed_memory(host, hardware, deadline - _LEAST_TRANSFER_S * _n_to_offload_to(found))
         machine, engine = _machine(host, found)
+        if measure:
+            memory_deadline = deadline - _LEAST_TRANSFER_S * len(machine.offload_devices)
+            host, hardware = _timed_memory(host, hardware, memory_deadline)
+            machine = dataclasses.replace(machine, host=host)
         profile = MachineProfile(
             machine=machine, engine=engine, hardware=hardware, device_speeds=(), measured_at=measured_at
         )
@@ -139,10 +141,6 @@ def _machine(host: Host, found: tuple[EngineBuild, tuple[Device, ...]] | Note) -
     if advice := missing_backend(machine, build):
         machine = Machine(host=host, devices=devices, notes=(Note(subject="devices", reason=advice),))
     return machine, build
-
-
-def _n_to_offload_to(found: tuple[EngineBuild, tuple[Device, ...]] | Note) -> int:
-    return 0 if isinstance(found, Note) else sum(device.is_offload_target for device in found[1])
 
 
 def _timed_memory(host: Host, hardware: Hardware, deadline: float) -> tuple[Host, Hardware]:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from conftest import MIB, ROOT, CardMaker
 
-from offloadtune.engine import Runner, VisitPlan, WorkerProcess, osdoor, process, self_test
+from offloadtune.engine import Runner, VisitPlan, WorkerProcess, osdoor, self_test
 from offloadtune.engine.classify import classify
 from offloadtune.engine.process import WorkerDiedError, WorkerRefusedError
 from offloadtune.errors import EngineError
@@ -191,18 +191,22 @@ def test_a_child_that_nothing_ends_is_waited_for_once(monkeypatch: pytest.Monkey
     """As one is that a driver does not let go of."""
     waits = []
     worker = WorkerProcess(command=(sys.executable, "-c", SILENT_ON_STDERR))
-    child, wait = worker._process, worker._process.wait
+    child = worker._process
+
+    def wait(timeout: float) -> None:
+        waits.append(timeout)
+        raise subprocess.TimeoutExpired(child.args, timeout)
+
     os.kill(worker.pid, signal.SIGSTOP)
     with monkeypatch.context() as stuck:
         stuck.setattr(osdoor, "kill_group", lambda _child: None)
-        stuck.setattr(process, "_LEAVE_S", 0.1)
-        stuck.setattr(child, "wait", lambda timeout: waits.append(timeout) or wait(timeout))
+        stuck.setattr(child, "wait", wait)
         with pytest.raises(WorkerDiedError) as caught:
             worker.ask("open", timeout_s=0.1)
         worker.end()
         worker.leave()
     assert caught.value.timed_out
-    assert waits == [0.1]
+    assert len(waits) == 1
     worker.end()
     child.kill()
     child.wait()

@@ -454,7 +454,7 @@ def test_where_time_is_short_the_first_devices_have_enough_of_it(
     """Each takes all the time it is given."""
     runner: Any = made_up
     three = tuple(dataclasses.replace(CUDA0, name=f"CUDA{i}") for i in range(3))
-    monkeypatch.setattr(probing.time, "monotonic", lambda: sum(left_s for _, left_s in made_up.measured))
+    monkeypatch.setattr(time, "monotonic", lambda: sum(left_s for _, left_s in made_up.measured))
     one_s = probing._LEAST_TRANSFER_S
     found = probing._timed_devices(runner, three, 2.5 * one_s, None)
     assert made_up.measured == [("CUDA0", 1.25 * one_s), ("CUDA1", 1.25 * one_s)]
