@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -15,11 +16,12 @@ def probe(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what this machine has: CPU, memory, cards and limits, their measured speeds, and llama.cpp's devices."""
+    start_s = time.monotonic()
     from offloadtune import pipeline, report  # noqa: PLC0415 - kept out of --help
     from offloadtune.cli import console  # noqa: PLC0415
 
     now = pipeline.standing_now(rpc or ())
-    found = pipeline.probe_machine(rpc or (), measure=not quick)
+    found = pipeline.probe_machine(rpc or (), measure=not quick, start_s=start_s)
     shown = (found.machine, found.engine, now, found.hardware, found.device_speeds)
     if json:
         console.show_json(report.probe_json(*shown))

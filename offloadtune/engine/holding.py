@@ -5,6 +5,7 @@ What needs no file is asked here: which devices there are, and what each of them
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any, Self
@@ -19,6 +20,9 @@ from offloadtune.hardware import DeviceSpeed
 from offloadtune.records import Device, EngineBuild, Evidence
 
 _RESPAWN_S = 15.0
+_ANSWER_S = 0.2
+"""What a worker that has an end set needs beyond it to clear up and answer."""
+
 DEVICES = TypeAdapter(tuple[Device, ...])
 
 
@@ -29,6 +33,7 @@ class HeldWorker:
         self._endpoints = tuple(endpoints)
         self._command = tuple(command)
         self._worker: WorkerProcess | None = None
+        self._start_by = math.inf
 
     def __enter__(self) -> Self:
         return self
@@ -66,13 +71,16 @@ class HeldWorker:
     def transfers(self, device: str, *, timeout_s: float, n_threads: int | None = None) -> DeviceSpeed:
         """What the device of that name moves, see `DeviceSpeed`; with a reason and no figures where it fails.
 
-        A device that computes on this machine's cores is given `n_threads`, None for all of them. Raises nothing for
-        what a device or the engine does, EngineMissingError when there is none.
+        What does not fit into `timeout_s` is left out. A device that computes on this machine's cores is given
+        `n_threads`, None for all of them. Raises nothing for what a device or the engine does, EngineMissingError when
+        there is none.
         """
         deadline = time.monotonic() + timeout_s
         try:
             self._respawn(deadline)
-            return speed_of(device, self._ask("transfers", deadline, device=device, n_threads=n_threads))
+            left_s = deadline - _ANSWER_S - time.monotonic()
+            asked = {"device": device, "n_threads": n_threads, "left_s": left_s}
+            return speed_of(device, self._ask("transfers", deadline, **asked))
         except WorkerDiedError as error:
             self.kill()
             return unmeasured(device, error)
@@ -82,7 +90,8 @@ class HeldWorker:
     def _living(self) -> WorkerProcess:
         if self._worker is None or not self._worker.is_alive:
             self._forget()
-            self._worker = WorkerProcess(self._endpoints, self._command)
+            start_s = max(0.0, self._start_by - time.monotonic())
+            self._worker = WorkerProcess(self._endpoints, self._command, timeout_s=start_s)
         return self._worker
 
     def _forget(self) -> None:
@@ -98,12 +107,16 @@ class HeldWorker:
         give_up = min(deadline, time.monotonic() + _RESPAWN_S)
         while True:
             try:
+                self._start_by = deadline
                 self._living()
             except (EngineError, WorkerDiedError) as error:
                 self.kill()
                 if time.monotonic() > give_up:
                     text = str(error) if isinstance(error, EngineError) else "the engine's process does not start again"
-                    raise WorkerDiedError(Evidence(phase="load", abort_text=text), timed_out=False) from None
+                    timed_out = isinstance(error, WorkerDiedError) and error.timed_out and time.monotonic() > deadline
+                    raise WorkerDiedError(Evidence(phase="load", abort_text=text), timed_out=timed_out) from None
                 time.sleep(0.5)
             else:
                 return
+            finally:
+                self._start_by = math.inf

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import socket
@@ -52,16 +53,23 @@ class WorkerProcess:
     """One child with the engine loaded and its endpoints registered.
 
     Raises EngineMissingError when llama-cpp-python is not installed, EngineError when it cannot start or an
-    endpoint does not answer.
+    endpoint does not answer, WorkerDiedError when `timeout_s` ends before the time that a start may take.
     """
 
-    def __init__(self, endpoints: Sequence[str] = (), command: Sequence[str] = WORKER_COMMAND) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[str] = (),
+        command: Sequence[str] = WORKER_COMMAND,
+        *,
+        timeout_s: float = math.inf,
+    ) -> None:
         for endpoint in endpoints:
             check_endpoint(endpoint)
         self._replies: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lines: deque[str] = deque(maxlen=_N_LAST_LINES)
         self._abort_text: str | None = None
         self._n_requests = self._i_marked = 0
+        self._is_left_behind = False
         self._process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
             [*command, *endpoints],
             stdin=subprocess.PIPE,
@@ -76,7 +84,7 @@ class WorkerProcess:
         for thread in self._threads:
             thread.start()
         try:
-            self.hello = self._greet(endpoints)
+            self.hello = self._greet(endpoints, timeout_s)
         except BaseException:  # Ctrl-C too: nobody else knows of this child yet
             self.end()
             raise
@@ -130,7 +138,14 @@ class WorkerProcess:
     def leave(self) -> None:
         """Let the child go: closing its stdin ends it; if it does not go, end it."""
         self._close_stdin()
-        self._reap()
+        self._end_in_time()
+
+    def _end_in_time(self) -> None:
+        """End the child unless it ends by itself."""
+        if not self._is_left_behind:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LEAVE_S)
+        self.end()
 
     def _close_stdin(self) -> None:
         assert self._process.stdin is not None
@@ -138,23 +153,28 @@ class WorkerProcess:
             self._process.stdin.close()
 
     def _reap(self) -> None:
-        """Wait for the child and for what its pipes still hold; their ends close with the threads.
+        """Wait for the killed child and for what its pipes still hold; their ends close with the threads.
 
-        Nothing here waits for ever: a child stuck in a driver does not even die of SIGKILL, and is left behind.
+        Nothing here waits for ever, nor twice: a child stuck in a driver does not even die of SIGKILL, and is left
+        behind.
         """
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        if self._is_left_behind:
+            return
+        try:
             self._process.wait(_LEAVE_S)
-        osdoor.kill_group(self._process)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._is_left_behind = True
         self._close_stdin()
         for thread in self._threads:
-            thread.join(_LEAVE_S)
+            thread.join(0.0 if self._is_left_behind else _LEAVE_S)
 
-    def _greet(self, endpoints: Sequence[str]) -> dict[str, Any]:
+    def _greet(self, endpoints: Sequence[str], timeout_s: float) -> dict[str, Any]:
+        usual_s = _HELLO_REMOTE_S if endpoints else _HELLO_S
         try:
-            return self.ask("hello", timeout_s=_HELLO_REMOTE_S if endpoints else _HELLO_S)
+            return self.ask("hello", timeout_s=min(timeout_s, usual_s))
         except WorkerDiedError as error:
+            if error.timed_out and timeout_s < usual_s:  # which says nothing against the engine
+                raise
             raise _cannot_start(error, endpoints) from None
 
     def _refused(self, reply: dict[str, Any]) -> WorkerRefusedError:
@@ -171,7 +191,7 @@ class WorkerProcess:
         return (*(line for line in read if line not in set(told)), *told)
 
     def _died(self, phase: str, *, timed_out: bool) -> WorkerDiedError:
-        self._reap()
+        self._end_in_time()
         while not self._replies.empty():  # an abort message may still stand behind
             reply = self._replies.get()
             if reply and reply.get("event") == "abort":

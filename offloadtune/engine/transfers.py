@@ -20,9 +20,7 @@ def unmeasured(device: str, error: WorkerDiedError | WorkerRefusedError) -> Devi
     if isinstance(error, WorkerRefusedError):
         reason = str(error)
     else:
-        evidence = error.evidence
-        if evidence.phase == "transfers":
-            evidence = dataclasses.replace(evidence, phase="visit")
+        evidence = dataclasses.replace(error.evidence, phase="visit")
         _, reason = classify(evidence, offloads=True, timed_out=error.timed_out)
     return DeviceSpeed(
         device=device,

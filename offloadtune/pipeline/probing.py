@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,9 @@ from offloadtune.records import Device, EngineBuild, GgufFacts, Host, Machine, N
 PROBE_S = 4.5
 """Time for a whole probe, the devices' transfers last: they have what the rest left of it."""
 
-_LEAST_TRANSFER_S = 0.5
+_LEAST_TRANSFER_S = 1.5
+"""What it takes to open a device and to measure all its rates."""
+
 _N_CTX_BLOCK = 256
 _UNTIMED = "ram.read_bytes_per_s"
 
@@ -45,37 +48,51 @@ def probe(endpoints: Sequence[str] = (), *, measure: bool = True) -> tuple[Machi
 
 
 def probe_machine(
-    endpoints: Sequence[str] = (), *, measure: bool = True, transfer_s: float | None = None
+    endpoints: Sequence[str] = (), *, measure: bool = True, start_s: float | None = None
 ) -> MachineProfile:
-    """The machine in depth; `measure` times its memory and what its devices move.
+    """The machine in depth; `measure` times its memory and what its devices move, and asks what takes seconds to tell.
 
-    All of it takes PROBE_S at most, unless each device is given `transfer_s`. While a sweep measures, nothing is timed
-    and no engine started: both would disturb it. Raises EngineError when an endpoint does not answer.
+    It is done about PROBE_S after `start_s` of time.monotonic(), None for now, where the engine starts in that time.
+    While a sweep measures, nothing is timed and no engine started: both would disturb it. Raises EngineError when an
+    endpoint does not answer.
     """
+    deadline = (time.monotonic() if start_s is None else start_s) + PROBE_S
     if (owner := measured_now()) is not None:
-        return machine_beside(owner)
-    return machine_alone(endpoints, measure=measure, transfer_s=transfer_s)
+        return machine_beside(owner, may_be_slow=measure)
+    return machine_alone(endpoints, measure=measure, transfer_s=None, deadline=deadline, may_be_slow=measure)
 
 
-def machine_alone(endpoints: Sequence[str], *, measure: bool, transfer_s: float | None) -> MachineProfile:
-    """The same where it is known that no sweep measures."""
+def machine_alone(
+    endpoints: Sequence[str],
+    *,
+    measure: bool,
+    transfer_s: float | None,
+    deadline: float = math.inf,
+    may_be_slow: bool = True,
+) -> MachineProfile:
+    """The same where it is known that no sweep measures.
+
+    Each device has `transfer_s`, None for its share of what is left until `deadline` of time.monotonic().
+    """
     from offloadtune.probe import read_hardware  # noqa: PLC0415 - only where the whole machine is asked for
 
-    start_s, measured_at = time.monotonic(), _now()
+    measured_at = _now()
     with Runner(Path(), endpoints) as runner, ThreadPoolExecutor(1) as beside:
-        reading = beside.submit(lambda: (probe_host(measure=False), read_hardware()))
+        reading = beside.submit(lambda: (probe_host(measure=False), read_hardware(may_be_slow=may_be_slow)))
         found = _engine_of(runner, endpoints)  # it takes as long to start as the machine to be read
         host, hardware = reading.result()
-        if measure:
-            host, hardware = _timed_memory(host, hardware)
         machine, engine = _machine(host, found)
+        if measure:
+            memory_deadline = deadline - _LEAST_TRANSFER_S * len(machine.offload_devices)
+            host, hardware = _timed_memory(host, hardware, memory_deadline)
+            machine = dataclasses.replace(machine, host=host)
         profile = MachineProfile(
             machine=machine, engine=engine, hardware=hardware, device_speeds=(), measured_at=measured_at
         )
         if not measure:
             return profile
         cards = {device.name: card_of(device, profile) for device in machine.offload_devices}
-        speeds = _timed_devices(runner, machine.offload_devices, start_s + PROBE_S, transfer_s, cards)
+        speeds = _timed_devices(runner, machine.offload_devices, deadline, transfer_s, cards)
     return dataclasses.replace(profile, device_speeds=speeds)
 
 
@@ -85,16 +102,15 @@ def measured_now() -> str | None:
     return owner.what if owner else None
 
 
-def machine_beside(owner: str) -> MachineProfile:
+def machine_beside(owner: str, *, may_be_slow: bool = True) -> MachineProfile:
     """The machine in depth, as far as it can be told without disturbing who measures `owner` on it."""
     from offloadtune.probe import read_hardware  # noqa: PLC0415 - only where the whole machine is asked for
 
     host = _untimed(probe_host(measure=False), untimed_words(owner))
     reason = f"{owner} is being measured now, and the engine and its devices must not be asked beside it."
     machine, engine = _machine(host, Note(subject="devices", reason=reason))
-    return MachineProfile(
-        machine=machine, engine=engine, hardware=read_hardware(), device_speeds=(), measured_at=_now()
-    )
+    hardware = read_hardware(may_be_slow=may_be_slow)
+    return MachineProfile(machine=machine, engine=engine, hardware=hardware, device_speeds=(), measured_at=_now())
 
 
 def untimed_words(owner: str) -> str:
@@ -127,9 +143,9 @@ def _machine(host: Host, found: tuple[EngineBuild, tuple[Device, ...]] | Note) -
     return machine, build
 
 
-def _timed_memory(host: Host, hardware: Hardware) -> tuple[Host, Hardware]:
+def _timed_memory(host: Host, hardware: Hardware, deadline: float) -> tuple[Host, Hardware]:
     """Both with what threads read; of the host that of as many threads as it has cores."""
-    speeds = memory_speeds(host)
+    speeds = memory_speeds(host, deadline=deadline)
     if isinstance(speeds, Note):
         return _untimed(host, speeds.reason), hardware
     last = max(speeds, key=lambda one: one.n_threads)
@@ -154,15 +170,17 @@ def _timed_devices(
 ) -> tuple[DeviceSpeed, ...]:
     """What each device moves, in `transfer_s`, or else in its share of the time that is left.
 
-    `cards` are the cards behind them, whose links are looked at meanwhile.
+    Where time is short the first ones have enough of it, and the others none; nor has any time for another start of the
+    engine. `cards` are the cards behind them, whose links are looked at meanwhile.
     """
     found = []
     for i, device in enumerate(devices):
-        left_s = transfer_s or (deadline - time.monotonic()) / (len(devices) - i)
-        if left_s < _LEAST_TRANSFER_S:
+        left_s = deadline - time.monotonic()
+        n_timed = min(len(devices) - i, left_s / _LEAST_TRANSFER_S)
+        if transfer_s is None and (n_timed < 1 or not runner.pids):
             found.append(_no_time(device.name))
         else:
-            transfer = partial(runner.transfers, device.name, timeout_s=left_s)
+            transfer = partial(runner.transfers, device.name, timeout_s=transfer_s or left_s / int(n_timed))
             found.append(with_link(transfer, cards.get(device.name)))
     return tuple(found)
 

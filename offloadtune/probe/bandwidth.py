@@ -6,6 +6,7 @@ is bound by memory where a sum is bound by arithmetic, and numpy lets other thre
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
@@ -47,23 +48,36 @@ def measure_read(n_threads: int, n_bytes: int) -> float | None:
     return speeds[0] if speeds else None
 
 
-def measure_speeds(n_threads_most: int, l3_bytes: int | None, most_bytes: int) -> tuple[MemorySpeed, ...]:
-    """The speeds of 1, 2, 4, ... and `n_threads_most` threads, without those that memory or threads do not allow."""
-    speeds = []
-    for n_threads in _ladder(n_threads_most):
+def measure_speeds(
+    n_threads_most: int, l3_bytes: int | None, most_bytes: int, deadline: float = math.inf
+) -> tuple[MemorySpeed, ...]:
+    """The speeds of 1, 2, 4, ... and `n_threads_most` threads, without those that memory or threads do not allow.
+
+    `deadline` is of time.monotonic(). All threads are timed whatever it says; fewer are where as much time is left as
+    any took so far.
+    """
+    speeds: list[MemorySpeed] = []
+    longest_s = 0.0
+    for n_threads in _most_telling_first(n_threads_most):
         n_bytes = bytes_to_read(n_threads, l3_bytes, most_bytes)
         if n_bytes is None:
             continue
+        started_s = time.monotonic()
+        if speeds and started_s + longest_s > deadline:
+            break
         # caches that large are split among the cores: few threads have but a part of them
         found = _measure(n_threads, min(n_bytes, n_threads * MOST_BYTES_PER_THREAD), (_read, _copy))
         if found:
             read, copy = found
             speeds.append(MemorySpeed(n_threads=n_threads, read_bytes_per_s=read, copy_bytes_per_s=copy))
-    return tuple(speeds)
+        longest_s = max(longest_s, time.monotonic() - started_s)
+    return tuple(sorted(speeds, key=lambda one: one.n_threads))
 
 
-def _ladder(n_most: int) -> tuple[int, ...]:
-    return (*(1 << i for i in range((n_most - 1).bit_length())), n_most)
+def _most_telling_first(n_most: int) -> tuple[int, ...]:
+    """All threads, one, and then the powers of two between from above: whether half of the threads are as fast."""
+    between = (1 << i for i in reversed(range(1, (n_most - 1).bit_length())))
+    return (n_most, *([1] if n_most > 1 else []), *between)
 
 
 def _read(cells: _Cells) -> object:

@@ -17,7 +17,7 @@ from offloadtune.probe.drm import AMD, INTEL, NVIDIA, PciCard, Told
 from offloadtune.probe.facts import label
 from offloadtune.probe.gpu import read_nvidia_hardware
 from offloadtune.probe.host import Door
-from offloadtune.probe.windows_gpus import read_video_controllers
+from offloadtune.probe.windows_gpus import NOT_ASKED, read_video_controllers
 from offloadtune.records import Note
 
 _DRIVERS: Mapping[int, Sequence[str]] = {AMD: ("amdgpu",), INTEL: ("i915", "xe"), NVIDIA: ("nvidia",)}
@@ -28,8 +28,8 @@ _LOCAL_MEMORY_BAR = 2  # of the regions that an Intel card's file `resource` lis
 _LINK_FIELDS = ("pcie_generation", "n_pcie_lanes", "pcie_generation_most", "n_pcie_lanes_most")
 
 
-def read_gpu_hardware(door: Door) -> tuple[tuple[GpuHardware, ...], tuple[Note, ...]]:
-    """The cards, each once, and why fields are None.
+def read_gpu_hardware(door: Door, *, may_be_slow: bool = True) -> tuple[tuple[GpuHardware, ...], tuple[Note, ...]]:
+    """The cards, each once, and why fields are None. Windows is asked for its list only where it `may_be_slow`.
 
     `index` is the NVIDIA driver's for its cards, and counts on from there for the others; it is the one in the
     subjects of the notes ("gpus[0].total_bytes").
@@ -39,6 +39,8 @@ def read_gpu_hardware(door: Door) -> tuple[tuple[GpuHardware, ...], tuple[Note, 
     system = door.system().name
     if system == "macOS":
         others, more = read_apple(door, n_first)
+    elif system == "Windows" and not may_be_slow:
+        others, more = (), (Note(subject="gpus.windows", reason=NOT_ASKED),)
     elif system == "Windows":
         others, more = read_video_controllers(door, n_first, with_nvidia=nvidia is None)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 from offloadtune.hardware import MemorySpeed
@@ -37,13 +38,15 @@ def probe_host(*, measure: bool = True, door: Door = THIS_MACHINE) -> Host:
     return Host(os=os_name(door, system), cpu=cpu, ram=ram, nvml_gpus=gpus, notes=cpu_notes + ram_notes + gpu_notes)
 
 
-def memory_speeds(host: Host, door: Door = THIS_MACHINE) -> Fact[tuple[MemorySpeed, ...]]:
-    """What 1, 2, 4, ... and all cores of `host` read and copy."""
+def memory_speeds(
+    host: Host, door: Door = THIS_MACHINE, *, deadline: float = math.inf
+) -> Fact[tuple[MemorySpeed, ...]]:
+    """What 1, 2, 4, ... and all cores of `host` read and copy; see `measure_speeds` for `deadline`."""
     if door.is_recorded:
         return _not_measured(_RECORDED)
     from offloadtune.probe.bandwidth import measure_speeds  # noqa: PLC0415 - numpy is slow to load
 
-    speeds = measure_speeds(_n_cores(host.cpu), host.cpu.l3_bytes, _most_bytes(host.ram))
+    speeds = measure_speeds(_n_cores(host.cpu), host.cpu.l3_bytes, _most_bytes(host.ram), deadline)
     return speeds or _not_measured("Too little memory is free to read more than the caches hold, or threads ran out.")
 
 

@@ -14,6 +14,8 @@ from offloadtune.probe.host import Door
 from offloadtune.probe.modules import SLOW_COMMAND_DEADLINE_S
 from offloadtune.records import Note
 
+NOT_ASKED = "Windows lists its video controllers only where the whole machine is examined: it takes seconds."
+
 _QUESTION = "Get-CimInstance Win32_VideoController | Select-Object Name,DriverVersion,PNPDeviceID | ConvertTo-Json"
 
 _VENDOR = re.compile(r"PCI\\VEN_([0-9A-F]{4})", re.IGNORECASE)

@@ -12,9 +12,9 @@ import psutil
 import pytest
 from conftest import MIB, ROOT, CardMaker
 
-from offloadtune.engine import Runner, VisitPlan, WorkerProcess, self_test
+from offloadtune.engine import Runner, VisitPlan, WorkerProcess, osdoor, self_test
 from offloadtune.engine.classify import classify
-from offloadtune.engine.process import WorkerRefusedError
+from offloadtune.engine.process import WorkerDiedError, WorkerRefusedError
 from offloadtune.errors import EngineError
 from offloadtune.footprint import estimate_footprint
 from offloadtune.gguf import read_gguf
@@ -185,6 +185,31 @@ for line in sys.stdin:
         reply = {"refused": "open", "reason": "no", "is_telling": False, "lines": ["cudaMalloc failed: out of memory"]}
     print(json.dumps({"id": request["id"], **reply}), flush=True)
 """
+
+
+def test_a_child_that_nothing_ends_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one is that a driver does not let go of."""
+    waits = []
+    worker = WorkerProcess(command=(sys.executable, "-c", SILENT_ON_STDERR))
+    child = worker._process
+
+    def wait(timeout: float) -> None:
+        waits.append(timeout)
+        raise subprocess.TimeoutExpired(child.args, timeout)
+
+    os.kill(worker.pid, signal.SIGSTOP)
+    with monkeypatch.context() as stuck:
+        stuck.setattr(osdoor, "kill_group", lambda _child: None)
+        stuck.setattr(child, "wait", wait)
+        with pytest.raises(WorkerDiedError) as caught:
+            worker.ask("open", timeout_s=0.1)
+        worker.end()
+        worker.leave()
+    assert caught.value.timed_out
+    assert len(waits) == 1
+    worker.end()
+    child.kill()
+    child.wait()
 
 
 def test_a_refusal_is_explained_by_its_own_lines_whatever_has_reached_stderr() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import MIB, CardMaker
 
-from offloadtune.engine import Runner
+from offloadtune.engine import Runner, holding
 from offloadtune.hardware import DeviceSpeed
 from offloadtune.records import Device
 
@@ -115,6 +116,52 @@ def test_a_card_that_hangs_is_given_up(make_card: CardMaker) -> None:
         assert moved(speed) == (None, None)
         assert speed.reason == "No answer in the time allowed, while measuring."
         assert runner.pids == ()
+
+
+def test_without_time_nothing_is_begun_and_the_worker_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "_ANSWER_S", TIMEOUT_S)
+    with Runner(Path()) as runner:
+        speed = runner.transfers(device_of(runner, "cpu").name, timeout_s=TIMEOUT_S)
+        assert runner.pids
+    assert (*moved(speed), *pinned(speed), speed.memory_bytes_per_s) == (None,) * 5
+    assert (speed.reason or "").count("No time was left to measure its ") == 3
+
+
+SLOW_AT_FIRST = """\
+import sys
+from types import SimpleNamespace
+from offloadtune.engine.worker import __main__ as worker
+from offloadtune.engine.worker import transfers
+
+passed_s = []
+
+def pageable(device):
+    passed_s.append(40.0)
+    return 2.0, 3.0
+
+transfers.time = SimpleNamespace(monotonic=lambda: sum(passed_s))
+transfers._pageable = pageable
+worker.main(sys.argv[1:])
+"""
+
+
+def test_what_was_measured_before_time_ran_out_is_kept() -> None:
+    """The first part takes 40 of 60 seconds by the worker's clock."""
+    with Runner(Path(), command=(sys.executable, "-c", SLOW_AT_FIRST)) as runner:
+        speed = runner.transfers(device_of(runner, "cpu").name, timeout_s=TIMEOUT_S)
+    assert moved(speed) == (2.0, 3.0)
+    assert (*pinned(speed), speed.memory_bytes_per_s) == (None, None, None)
+    assert speed.reason == (
+        "No time was left to measure its transfers with pinned memory. No time was left to measure its own memory."
+    )
+
+
+def test_an_engine_that_does_not_start_in_the_time_allowed_is_given_up() -> None:
+    with Runner(Path(), command=(sys.executable, "-c", "import sys; sys.stdin.read()")) as runner:
+        speed = runner.transfers("CUDA0", timeout_s=0.5)
+        assert runner.pids == ()
+    assert moved(speed) == (None, None)
+    assert speed.reason == "No answer in the time allowed, while measuring."
 
 
 def test_a_device_that_is_not_there_is_told(make_card: CardMaker) -> None:

@@ -28,6 +28,7 @@ from offloadtune.hardware import (
     DeviceSpeed,
     Diagnosis,
     EngineFault,
+    Hardware,
     Limits,
     MachineProfile,
     MemorySpeed,
@@ -238,8 +239,10 @@ class MadeUp:
     def __init__(self) -> None:
         self.hardware = changed(HARDWARE, {"memory.speeds": ()})
         self.speeds: tuple[MemorySpeed, ...] = HARDWARE.memory.speeds
+        self.pids: tuple[int, ...] = (1,)
         self.now = QUIET
         self.has_engine = True
+        self.dies = False
         self.measured: list[tuple[str, float]] = []
 
     def __call__(self, *_: Any, **_ignored: Any) -> Self:
@@ -256,13 +259,22 @@ class MadeUp:
             raise EngineMissingError("llama-cpp-python is not installed here.")
         return WHOLE_ENGINE, (CUDA0, CPU)
 
+    def read_hardware(self, *, may_be_slow: bool) -> Hardware:
+        self.was_slow = may_be_slow
+        return self.hardware
+
     def transfers(self, device: str, *, timeout_s: float) -> DeviceSpeed:
         self.measured.append((device, timeout_s))
+        if self.dies:
+            self.pids = ()
         return dataclasses.replace(CUDA0_SPEED, device=device)
 
-    def measure_speeds(self, n_threads_most: int, l3_bytes: int | None, most_bytes: int) -> tuple[MemorySpeed, ...]:
+    def measure_speeds(
+        self, n_threads_most: int, l3_bytes: int | None, most_bytes: int, deadline: float
+    ) -> tuple[MemorySpeed, ...]:
         assert (n_threads_most, l3_bytes, most_bytes) == (16, 64 << 20, 6 * GIB)
         self.measured.append(("memory", 0.0))
+        self.memory_deadline = deadline
         return self.speeds
 
 
@@ -276,7 +288,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     )
     monkeypatch.setattr(probing, "Runner", one)
     monkeypatch.setattr(probing, "probe_host", lambda *, measure: host if not measure else pytest.fail("timed twice"))
-    monkeypatch.setattr(probe, "read_hardware", lambda: one.hardware, raising=False)
+    monkeypatch.setattr(probe, "read_hardware", one.read_hardware, raising=False)
     monkeypatch.setattr(examining, "read_conditions", lambda _ours: one.now)
     monkeypatch.setattr(probing, "read_conditions", lambda _ours: one.now)
     monkeypatch.setattr(examining, "variables", lambda _names: ())
@@ -394,6 +406,7 @@ def test_the_probe_shows_what_it_measured(made_up: MadeUp, in_process: InProcess
     ((_, _), (device, left_s)) = made_up.measured
     assert device == "CUDA0"
     assert 0 < left_s <= probing.PROBE_S
+    assert made_up.was_slow
     told = json.loads(in_process("probe", "--json").out)
     assert (told["host"]["ram"]["read_bytes_per_s"], told["host"]["ram"]["n_threads_read"]) == (61.2e9, 16)
     assert told["hardware"]["memory"]["speeds"][0]["n_threads"] == 1
@@ -404,6 +417,9 @@ def test_a_quick_probe_measures_nothing(made_up: MadeUp, in_process: InProcess) 
     assert made_up.measured == []
     assert told["device_speeds"] == []
     assert told["host"]["notes"][0]["reason"] == "Measuring was not asked for."
+    assert not made_up.was_slow
+    in_process("doctor", "--quick")
+    assert made_up.was_slow
 
 
 def test_memory_that_could_not_be_timed_is_said(made_up: MadeUp, in_process: InProcess) -> None:
@@ -430,6 +446,36 @@ def test_devices_share_the_time_that_is_left(made_up: MadeUp) -> None:
     probing._timed_devices(runner, two, time.monotonic() + 1000, None)
     (_, first_s), (_, second_s) = made_up.measured
     assert first_s <= 500 < second_s <= 1000
+
+
+def test_where_time_is_short_the_first_devices_have_enough_of_it(
+    made_up: MadeUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes all the time it is given."""
+    runner: Any = made_up
+    three = tuple(dataclasses.replace(CUDA0, name=f"CUDA{i}") for i in range(3))
+    monkeypatch.setattr(time, "monotonic", lambda: sum(left_s for _, left_s in made_up.measured))
+    one_s = probing._LEAST_TRANSFER_S
+    found = probing._timed_devices(runner, three, 2.5 * one_s, None)
+    assert made_up.measured == [("CUDA0", 1.25 * one_s), ("CUDA1", 1.25 * one_s)]
+    assert [(one.reason or "")[:16] == "No time was left" for one in found] == [False, False, True]
+
+
+def test_no_time_of_a_probe_is_for_another_start_of_the_engine(made_up: MadeUp) -> None:
+    runner: Any = made_up
+    made_up.dies = True
+    two = (CUDA0, dataclasses.replace(CUDA0, name="CUDA1"))
+    found = probing._timed_devices(runner, two, time.monotonic() + 1000, None)
+    assert [device for device, _ in made_up.measured] == ["CUDA0"]
+    assert (found[1].reason or "").startswith("No time was left")
+    probing._timed_devices(runner, two, time.monotonic(), 30.0)  # the doctor takes it
+    assert made_up.measured[1:] == [("CUDA0", 30.0), ("CUDA1", 30.0)]
+
+
+def test_memory_leaves_the_devices_their_time(made_up: MadeUp) -> None:
+    probing.probe_machine(start_s=-1000.0)
+    assert made_up.memory_deadline == -1000 + probing.PROBE_S - probing._LEAST_TRANSFER_S
+    assert [device for device, _ in made_up.measured] == ["memory"]
 
 
 def test_the_files_that_change_settings_unseen(tmp_path: Path) -> None:

@@ -75,10 +75,10 @@ class Session:
     def devices(self) -> dict[str, Any]:
         return {"devices": [native.describe_device(device) for device in native.devices()]}
 
-    def transfers(self, device: str, n_threads: int | None) -> dict[str, Any]:
+    def transfers(self, device: str, n_threads: int | None, left_s: float) -> dict[str, Any]:
         """What the device of that name moves; see transfers.py. Leaves nothing behind."""
         self._log.forget()
-        return transfers.measure(device, n_threads)
+        return transfers.measure(device, n_threads, left_s)
 
     def fit_layers(self, path: str, settings: dict[str, Any], margin_bytes: int) -> dict[str, Any]:
         """n_gpu_layers by llama.cpp's own rule; see fit_rule.py."""
