@@ -169,11 +169,19 @@ def fit_of(facts: GgufFacts, room: Room) -> FileFit:
         n_gpu_layers = int(layers[ok.argmax()])
         verdict = {most: FitVerdict.ALL, 0: FitVerdict.MAIN_MEMORY}.get(n_gpu_layers, FitVerdict.SOME)
         return FileFit(verdict=verdict, n_gpu_layers=n_gpu_layers, n_gpu_layers_all=most)
+    without = fit_of(facts, _without_devices(room)) if room.names else None
+    if without and without.verdict is not FitVerdict.NO:  # a device computes, and may lack room for that alone
+        return without
     on_devices = fits(found, dataclasses.replace(room, available_bytes=None), is_mapped=False)
-    i_best = int(on_devices.argmax())
-    of_host = (found.host_weights_bytes, found.host_kv_cache_bytes, found.host_compute_bytes, found.output_bytes)
-    short_bytes = sum(int(one[i_best]) for one in of_host) - (room.available_bytes or 0)
-    return FileFit(verdict=FitVerdict.NO, n_gpu_layers_all=most, short_bytes=max(0, short_bytes))
+    held = found.host_weights_bytes + found.host_kv_cache_bytes + found.host_compute_bytes + found.output_bytes
+    lacking = [int(one) - (room.available_bytes or 0) for one in held[on_devices]]
+    if without and without.short_bytes is not None:
+        lacking.append(without.short_bytes)
+    return FileFit(verdict=FitVerdict.NO, n_gpu_layers_all=most, short_bytes=min(lacking))
+
+
+def _without_devices(room: Room) -> Room:
+    return dataclasses.replace(room, names=(), backends=(), free_bytes=(), runtime_bytes=(), margin_bytes=(), shares=())
 
 
 def _has_profile(facts: GgufFacts, machine_id: str) -> bool:

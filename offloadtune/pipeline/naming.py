@@ -30,8 +30,8 @@ def resolve(text: str, listen: Teller) -> Path:
     """The path that `text` is, else that of the one file here of this name; which file a name took is told.
 
     Names are those of `offloadtune list`, with or without .gguf, in any case, or owner/name:QUANT as for llama.cpp's
-    -hf; what ends in no .gguf may be the beginning of a name, or a part of it, that only one has. Raises UsageError
-    where several files are meant, GgufError where none is.
+    -hf; what ends in no .gguf may be the beginning of a name, or a part of it, that only one model has. Raises
+    UsageError where several files are meant, GgufError where none is.
     """
     if is_path(text):
         return Path(text)
@@ -73,13 +73,18 @@ def handles_of(files: Sequence[ShelvedFile]) -> Mapping[ShelvedFile, str]:
 
 
 def matches(text: str, files: Sequence[ShelvedFile]) -> list[ShelvedFile]:
-    """The files that `text` names: exactly where there are such, else by the beginning, else by a part of a name."""
+    """The files that `text` names: exactly where there are such, else by the beginning, else by a part of a name.
+
+    A download given up that is known by its repository alone gives way to the finished files of that repository.
+    """
+    unusable: list[ShelvedFile] = []
     for is_meant in _ways(text):
         found = [file for file in files if is_meant(file)]
-        usable = [file for file in found if not file.trouble and not file.companion]
-        if found:
+        usable = [file for file in found if _is_offered(file)]
+        if usable or not all(file.repository in file.names for file in found):
             return usable or found
-    return []
+        unusable = unusable or found
+    return unusable
 
 
 def _ways(text: str) -> Iterator[Callable[[ShelvedFile], bool]]:

@@ -129,6 +129,8 @@ def _of_repository(place: Place, repository: str, folder: Path, walk: Walk) -> I
 
 def _line(path: Path) -> str:
     try:
+        if not path.is_file():  # a pipe never ends
+            return ""
         with path.open("rb") as file:
             return file.read(_REF_BYTES).decode(errors="replace").strip()
     except OSError:

@@ -20,7 +20,7 @@ from test_report import screen
 
 from offloadtune import store
 from offloadtune.errors import EngineMissingError, UsageError
-from offloadtune.footprint import GENERIC, Room
+from offloadtune.footprint import GENERIC, Room, backend_of, margin_of
 from offloadtune.listings import FileFit, FitVerdict, ListedFile, Listing, Shelf, Shelved, ShelvedFile
 from offloadtune.pipeline import listing, naming
 from offloadtune.pipeline.listing import fit_of, list_files
@@ -44,6 +44,13 @@ def room(*free_bytes: int, available_bytes: int | None = 8 * GIB) -> Room:
         shares=tuple(float(free) for free in free_bytes),
         available_bytes=available_bytes,
     )
+
+
+def card_room(name: str, free_bytes: int, available_bytes: int | None = 8 * GIB) -> Room:
+    """With a device of the engine, which computes on it even where it holds no layer."""
+    margin_bytes = (margin_of(free_bytes),)
+    one = room(free_bytes, available_bytes=available_bytes)
+    return dataclasses.replace(one, names=(name,), backends=(backend_of(name),), margin_bytes=margin_bytes)
 
 
 FACTS = made_up_facts((100 * MIB,) * 12)
@@ -78,13 +85,24 @@ def test_what_is_lacking_is_what_would_make_it_fit() -> None:
     assert fit_of(FACTS, room(600 * MIB, available_bytes=99 * MIB + fit.short_bytes)).verdict is FitVerdict.NO
 
 
-@given(st.integers(0, 4 * GIB), st.integers(0, 4 * GIB), st.integers(0, GIB))
-def test_more_memory_never_holds_less(device_bytes: int, available_bytes: int, more_bytes: int) -> None:
+@pytest.mark.parametrize("name", ["CUDA0", "Vulkan0", "Metal", "ROCm0"])
+def test_a_card_too_full_to_compute_on_leaves_main_memory(name: str) -> None:
+    full = card_room(name, 50 * MIB)
+    assert fit_of(FACTS, full).verdict is FitVerdict.MAIN_MEMORY
+    short_bytes = fit_of(FACTS, dataclasses.replace(full, available_bytes=GIB)).short_bytes
+    assert short_bytes
+    grown = dataclasses.replace(full, available_bytes=GIB + short_bytes)
+    assert fit_of(FACTS, grown).verdict is FitVerdict.MAIN_MEMORY
+    assert fit_of(FACTS, dataclasses.replace(grown, available_bytes=GIB + short_bytes - 1)).verdict is FitVerdict.NO
+
+
+@given(st.sampled_from(["GPU0", "CUDA0"]), st.integers(0, 4 * GIB), st.integers(0, 4 * GIB), st.integers(0, GIB))
+def test_more_memory_never_holds_less(name: str, device_bytes: int, available_bytes: int, more_bytes: int) -> None:
     order = [FitVerdict.NO, FitVerdict.MAIN_MEMORY, FitVerdict.SOME, FitVerdict.ALL]
-    less = fit_of(FACTS, room(device_bytes, available_bytes=available_bytes))
+    less = fit_of(FACTS, card_room(name, device_bytes, available_bytes=available_bytes))
     for grown in (
-        room(device_bytes + more_bytes, available_bytes=available_bytes),
-        room(device_bytes, available_bytes=available_bytes + more_bytes),
+        card_room(name, device_bytes + more_bytes, available_bytes=available_bytes),
+        card_room(name, device_bytes, available_bytes=available_bytes + more_bytes),
     ):
         more = fit_of(FACTS, grown)
         assert order.index(more.verdict) >= order.index(less.verdict)

@@ -73,6 +73,19 @@ def test_a_whole_file_hides_a_download_of_the_same_name() -> None:
     assert matches("half", (HALF, whole)) == [whole]
 
 
+def test_a_download_given_up_does_not_hide_the_finished_file_of_its_repository() -> None:
+    given_up = shelved(
+        "/b/x.incomplete", "owner/llama-3-8b-GGUF", repository="owner/llama-3-8b-GGUF", trouble="is half"
+    )
+    whole = shelved("/h/q4.gguf", "q4", "owner/llama-3-8b-GGUF/q4", repository="owner/llama-3-8b-GGUF")
+    assert matches("owner/llama-3-8b-GGUF", (given_up, whole)) == [whole]
+    assert matches("owner/llama-3-8b-GGUF", (given_up, SMALL)) == [given_up]
+
+
+def test_a_file_that_cannot_be_used_is_not_taken_for_another() -> None:
+    assert matches("half", (HALF, shelved("/m/half-2.gguf", "half-2"))) == [HALF]
+
+
 def tell_nobody(_said: Said) -> None:
     """For whom it makes no difference."""
 

@@ -388,3 +388,86 @@ def test_a_manifest_that_is_none_is_said_and_the_others_go_on(content: str, tmp_
 def test_a_digest_leads_nowhere_else(digest: object, tmp_path: Path) -> None:
     manifest(tmp_path, "registry.ollama.ai/library/a/hostile", ("model", digest))
     assert look([tree(tmp_path, layout=Layout.OLLAMA)]).files == ()
+
+
+def manifest_blob(root: Path, digit: str, value: object) -> Path:
+    path = put(root / "blobs" / f"sha256-{digit * 64}")
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return path
+
+
+def layers_of(digit: str) -> dict[str, object]:
+    return {"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digit * 64}"}]}
+
+
+def list_of(**digits: str) -> dict[str, object]:
+    """A list of manifests: runner -> digit of the digest of its manifest."""
+    children = [{"digest": f"sha256:{digit * 64}", "runner": runner} for runner, digit in digits.items()]
+    return {"mediaType": "application/vnd.ollama.manifest.list.v2+json", "manifests": children}
+
+
+def link_v2(root: Path, name: str, blob: Path) -> None:
+    link = root / "manifests-v2" / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(os.path.relpath(blob, link.parent))
+
+
+def test_the_newer_manifests_of_ollama_are_links_and_lists(tmp_path: Path) -> None:
+    for digit, n_bytes in (("1", 11), ("2", 22), ("3", 33)):
+        put(tmp_path / "blobs" / f"sha256-{digit * 64}", n_bytes)
+    manifest_blob(tmp_path, "a", layers_of("1"))
+    manifest_blob(tmp_path, "b", layers_of("2"))
+    manifest_blob(tmp_path, "c", layers_of("9"))  # of content that was not fetched
+    both = manifest_blob(tmp_path, "d", list_of(mlx="c", GGML="a", llamacpp="b"))
+    half = manifest_blob(tmp_path, "e", list_of(ggml="a", llamacpp="c"))
+    lost = manifest_blob(tmp_path, "f", list_of(ggml="8", llamacpp="7"))
+    link_v2(tmp_path, "ollama.com/library/both/latest", both)
+    link_v2(tmp_path, "ollama.com/someone/half/v1", half)
+    link_v2(tmp_path, "ollama.com/library/lost/v1", lost)
+    link_v2(tmp_path, "ollama.com/library/mlx/v1", manifest_blob(tmp_path, "0", list_of(mlx="c")))
+    link_v2(tmp_path, "box%3A5000/library/mine/v1", manifest_blob(tmp_path, "5", layers_of("3")))
+    found = by_name(look([tree(tmp_path, layout=Layout.OLLAMA)]))
+    assert {name: (file.file_bytes, file.trouble) for name, file in found.items() if not file.trouble} == {
+        "both:latest": (22, ""),
+        "someone/half:v1": (11, ""),
+        "box:5000/library/mine:v1": (33, ""),
+    }
+    assert found["both:latest"].names == ("both:latest", "both")
+    assert found["lost:v1"].trouble == "has a manifest that cannot be read"
+    assert set(found) == {"both:latest", "someone/half:v1", "box:5000/library/mine:v1", "lost:v1"}
+
+
+def test_the_newer_of_two_manifests_counts_unless_it_leads_nowhere(tmp_path: Path) -> None:
+    for digit, n_bytes in (("1", 11), ("2", 22)):
+        put(tmp_path / "blobs" / f"sha256-{digit * 64}", n_bytes)
+    for name in ("two", "gone"):
+        manifest(tmp_path, f"registry.ollama.ai/library/{name}/v1", ("model", f"sha256:{'1' * 64}"))
+    link_v2(tmp_path, "ollama.com/library/two/v1", manifest_blob(tmp_path, "a", layers_of("2")))
+    link_v2(tmp_path, "ollama.com/library/gone/v1", tmp_path / "blobs" / "absent")
+    found = by_name(look([tree(tmp_path, layout=Layout.OLLAMA)]))
+    assert {name: file.file_bytes for name, file in found.items()} == {"two:v1": 22, "gone:v1": 11}
+
+
+def test_what_ollama_keeps_for_its_older_versions_is_no_model(tmp_path: Path) -> None:
+    put(tmp_path / "blobs" / f"sha256-{HEX}")
+    manifest(tmp_path, f"registry.ollama.ai/library/llamacpp/{HEX}", ("model", f"sha256:{HEX}"))
+    assert look([tree(tmp_path, layout=Layout.OLLAMA)]).files == ()
+
+
+@pytest.mark.parametrize(
+    ("layout", "pipe"),
+    [
+        (Layout.OLLAMA, "manifests/registry.ollama.ai/library/a/pipe"),
+        (Layout.OLLAMA, "manifests-v2/ollama.com/library/a/pipe"),
+        (Layout.HUB, "models--owner--name-GGUF/refs/main"),
+    ],
+)
+def test_a_pipe_in_place_of_a_text_is_not_waited_for(
+    layout: Layout, pipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / pipe
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    monkeypatch.setattr(Path, "open", lambda one, *_args: pytest.fail(f"{one} was opened"))
+    found = look([tree(tmp_path, layout=layout)])
+    assert [file.trouble for file in found.files] == ["has a manifest that cannot be read"] * (layout is Layout.OLLAMA)
