@@ -263,7 +263,7 @@ def mistake(*_args: object) -> None:
 
 def test_a_mistake_of_ours_is_told_and_kept(in_process: InProcess, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(pipeline, "inspect", mistake)
-    ended = in_process("inspect", "\udcff.gguf")
+    ended = in_process("inspect", "./\udcff.gguf")
     (kept,) = home.glob("crash-*.txt")
     assert ended.err.splitlines() == [
         "offloadtune: A mistake of offloadtune itself ended this (ZeroDivisionError).",
@@ -283,6 +283,6 @@ def test_a_mistake_that_cannot_be_kept_is_told_whole(
     blocker.write_bytes(b"")
     monkeypatch.setenv("OFFLOADTUNE_HOME", str(blocker))
     monkeypatch.setattr(pipeline, "inspect", mistake)
-    ended = in_process("inspect", "x.gguf")
+    ended = in_process("inspect", "./x.gguf")
     check_refused(ended, 1, "ZeroDivisionError")
     assert ended.err.endswith("with this line: nothing to divide by\n")

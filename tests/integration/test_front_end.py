@@ -211,7 +211,7 @@ def test_a_sweep_gives_a_verdict_against_every_baseline(smollm2_path: Path, make
     card = make_card(2, 600 * MIB)
     request = SweepRequest(
         path=smollm2_path,
-        workload=Workload(name="prompt", n_prefix_cached=0, n_prompt_new=520, n_gen=8),
+        workload=Workload(name="prompt", n_prefix_cached=0, n_prompt_new=128, n_gen=8),
         budget_s=110,
         goal=Goal.TTFT,
         endpoints=(card.endpoint,),
@@ -226,4 +226,3 @@ def test_a_sweep_gives_a_verdict_against_every_baseline(smollm2_path: Path, make
     assert all(one.ratio.p50 > 1 for one in answer.versus)
     assert Verdict.SLOWER not in {one.verdict for one in answer.versus}  # on a restless machine it may be "same"
     assert any("--fit rule (0 of 31 layers)" in reason for reason in answer.reasons)
-    assert any("Requested tokens (520) exceed context window of 512" in reason for reason in answer.reasons)
