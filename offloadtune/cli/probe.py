@@ -20,7 +20,7 @@ def probe(
     from offloadtune import pipeline, report  # noqa: PLC0415 - kept out of --help
     from offloadtune.cli import console  # noqa: PLC0415
 
-    now = pipeline.standing_now(rpc or ())
+    now = pipeline.standing_here(rpc or ())
     found = pipeline.probe_machine(rpc or (), measure=not quick, start_s=start_s)
     shown = (found.machine, found.engine, now, found.hardware, found.device_speeds)
     if json:

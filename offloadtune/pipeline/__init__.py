@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from offloadtune.pipeline.listing import list_files
     from offloadtune.pipeline.naming import resolve
     from offloadtune.pipeline.planning import plan
-    from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe, probe_machine, standing_now
+    from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe, probe_machine, standing_here
     from offloadtune.pipeline.rows import bench_rows, import_rows, render_rows, stored_rows
     from offloadtune.pipeline.shapes import card_names, quant_names, shape_names
     from offloadtune.pipeline.summing import history
@@ -90,7 +90,7 @@ __all__ = [
     "serve_stored",
     "server_command",
     "shape_names",
-    "standing_now",
+    "standing_here",
     "stored_rows",
     "sweep",
     "trends",
@@ -120,7 +120,7 @@ _HOMES = {
     "render_rows": "rows",
     "resolve": "naming",
     "shape_names": "shapes",
-    "standing_now": "probing",
+    "standing_here": "probing",
     "stored_rows": "rows",
     "sweep": "sweeping",
     "trends": "trending",

@@ -205,6 +205,11 @@ def standing_now(endpoints: Sequence[str] = (), cards: Collection[str] | None = 
     return standing(on_cards(read_conditions(local_servers(endpoints)), cards))
 
 
+def standing_here(endpoints: Sequence[str] = ()) -> tuple[Disturbance, ...]:
+    """The same for who only looks on: beside a sweep it would be the sweep's own doing, and is left out."""
+    return () if measured_now() is not None else standing_now(endpoints)
+
+
 def crash_path() -> Path:
     """Where the traceback of a mistake of our own is to be kept."""
     return store.data_dir() / f"crash-{datetime.now(UTC):%Y%m%dT%H%M%S}.txt"

@@ -210,7 +210,6 @@ def test_a_disk_that_fills_while_measuring(small_disk: Path, smollm2_path: Path,
     assert json.loads(again.out)["trials"]["resumed"] >= 1
 
 
-@pytest.mark.slow
 def test_a_journal_that_may_not_grow(smollm2_path: Path, home: Path) -> None:
     """The same without a mount: the system refuses every write beyond 16 KiB of a file."""
     sweep = Sweep(smollm2_path, *ONE_THREAD, "--json", file_bytes=16 << 10)
