@@ -79,7 +79,8 @@ def test_what_is_there_is_listed_and_taken_by_its_name(user: User, smollm2_path:
 @pytest.mark.engine
 def test_a_sweep_by_name_leaves_a_profile_that_the_list_knows(user: User, smollm2_path: Path) -> None:
     path = user.put(smollm2_path, "mine-small.Q4_1.gguf")
-    ended = user("sweep", "mine-small", *SHORT, "--budget", "3s", "--json")
+    fixed = [f"--set={one}" for one in ("flash_attn_type=enabled", "n_ubatch=64", "n_threads=1", "n_threads_batch=1")]
+    ended = user("sweep", "mine-small", *SHORT, "--budget", "60s", "--json", *fixed)  # few settings, and time for them
     assert ended.code == 0, ended.err
     assert f"mine-small is {path} (LM Studio)." in ended.err.splitlines()
     (file,) = user.files()
