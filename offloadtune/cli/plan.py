@@ -112,7 +112,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
         "load_mode": load_mode if load_mode is None else options.choice("--load-mode", load_mode, _LOAD_MODES),
     }
     request = PlanRequest(
-        path=None if file is None else files.path_of(file),
+        path=None if file is None else Path(file) if shape or quant else files.path_of(file),  # both are refused
         shape=shape,
         quant=quant,
         card=card,

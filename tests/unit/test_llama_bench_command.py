@@ -65,7 +65,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, RulerTest]]:
 
 
 def bench(in_process: InProcess, *words: str) -> Any:
-    return in_process("bench", "m.gguf", "--llama-bench", *words)
+    return in_process("bench", "./m.gguf", "--llama-bench", *words)
 
 
 def printed(out: str) -> list[dict[str, Any]]:
@@ -91,7 +91,10 @@ def test_every_option_reaches_the_engine(in_process: InProcess, asked: list[tupl
 
 def test_names_order_types_and_what_is_fixed_are_the_real_tools(in_process: InProcess) -> None:
     words = ["-p", "32", "-n", "8", "-pg", "16,4", "-t", "2", "-r", str(len(REAL[0]["samples_ns"])), "-o", "json"]
-    ours = json.loads(in_process("bench", REAL[0]["model_filename"], "--llama-bench", *words).out)
+    path = Path(REAL[0]["model_filename"])  # below the working folder, which is the test's own
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    ours = json.loads(in_process("bench", str(path), "--llama-bench", *words).out)
     for our_row, their_row in zip(ours, REAL, strict=False):
         assert list(our_row) == list(their_row)
         assert {name: type(our_row[name]) for name in FIELDS} == {name: type(their_row[name]) for name in FIELDS}
@@ -129,16 +132,16 @@ def test_what_had_finished_is_printed_however_it_ends(in_process: InProcess, mon
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("m.gguf", "--llama-bench", "-ctk", "f16,foo"), "foo"),
-        (("m.gguf", "--llama-bench", "-t", "0"), "-t"),
-        (("m.gguf", "--llama-bench", "-b", "0"), "-b"),
-        (("m.gguf", "--llama-bench", "-ub", "0"), "-ub"),
-        (("m.gguf", "--llama-bench", "-pg", f"{'9' * 5000},1"), "-pg"),
-        (("m.gguf", "--llama-bench", "-repack", "0"), "-repack"),
-        (("m.gguf", "--llama-bench", "-p"), "no value"),
-        (("m.gguf", "--llama-bench", "-p", "0", "-n", "0"), "nothing to test"),
-        (("m.gguf", "--llama-bench", "-b", "1-100", "-ub", "1-100"), "10000 runs"),
-        (("m.gguf", "--llama-bench", "--budget", "5m"), "no other of bench"),
+        (("./m.gguf", "--llama-bench", "-ctk", "f16,foo"), "foo"),
+        (("./m.gguf", "--llama-bench", "-t", "0"), "-t"),
+        (("./m.gguf", "--llama-bench", "-b", "0"), "-b"),
+        (("./m.gguf", "--llama-bench", "-ub", "0"), "-ub"),
+        (("./m.gguf", "--llama-bench", "-pg", f"{'9' * 5000},1"), "-pg"),
+        (("./m.gguf", "--llama-bench", "-repack", "0"), "-repack"),
+        (("./m.gguf", "--llama-bench", "-p"), "no value"),
+        (("./m.gguf", "--llama-bench", "-p", "0", "-n", "0"), "nothing to test"),
+        (("./m.gguf", "--llama-bench", "-b", "1-100", "-ub", "1-100"), "10000 runs"),
+        (("./m.gguf", "--llama-bench", "--budget", "5m"), "no other of bench"),
         (("--llama-bench", "-m", "m.gguf", "-p", "512"), "FILE comes before"),
     ],
 )
@@ -160,7 +163,7 @@ def test_rows_have_forms_of_their_own(in_process: InProcess) -> None:
 
 
 def test_a_name_that_is_no_text_is_kept_and_printed(in_process: InProcess, home: Path) -> None:
-    ended = in_process("bench", "m\udc80.gguf", "--llama-bench", "-p", "8", "-n", "0", "-o", "jsonl")
+    ended = in_process("bench", "./m\udc80.gguf", "--llama-bench", "-p", "8", "-n", "0", "-o", "jsonl")
     assert printed(ended.out)[0]["model_filename"] == "m\ufffd.gguf"
     (home / "rows").write_text(ended.out, encoding="utf-8")
     assert in_process("history", "--import", "rows").code == 0
