@@ -23,6 +23,7 @@ from conftest import MIB, ROOT, CardMaker
 from offloadtune import pipeline
 from offloadtune.engine import Runner, VisitPlan
 from offloadtune.export import llama_kwargs
+from offloadtune.recommend import N_ROUNDS_A_LOOK, looks
 from offloadtune.records import Goal, Outcome, Settings, Target, Trial, Workload
 from offloadtune.store import read_journal
 from offloadtune.sweeps import Event, Said, SweepReport, SweepRequest
@@ -62,17 +63,21 @@ def test_speed_rises_with_the_layers_on_a_faster_card(smollm2_path: Path, make_c
     assert statistics.median(writes[0]) < statistics.median(writes[31]), writes
 
 
-def test_a_card_too_small_gets_what_fits_and_no_death_ends_the_sweep(smollm2_path: Path, make_card: CardMaker) -> None:
+def test_a_card_too_small_gets_what_fits_and_no_death_ends_the_sweep(
+    smollm2_path: Path, make_card: CardMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "N_ROUNDS_A_LOOK", N_ROUNDS_A_LOOK)  # fewer leave it a tie with the host
     card = make_card(2, 170 * MIB)
-    report, _ = sweep(smollm2_path, 60, endpoints=(card.endpoint,), fixed=SLOW_HOST, goal=Goal.TTFT)
+    workload = Workload(name="long prompt", n_prefix_cached=0, n_prompt_new=512, n_gen=32)
+    report, _ = sweep(smollm2_path, 60, endpoints=(card.endpoint,), fixed=SLOW_HOST, goal=Goal.TTFT, workload=workload)
     settings = report.recommendation.trial.settings
     assert 1 < settings.n_gpu_layers < 31
-    assert settings.n_ctx == 256  # 128 + 16, in blocks of 256
+    assert settings.n_ctx == 768  # 512 + 32, in blocks of 256
     failed = [r for r in report.results if r.outcome not in {Outcome.OK, Outcome.UNSUPPORTED}]  # as shipped it refuses
     assert failed
     assert all(result.reason and result.evidence for result in failed)
     with Runner(smollm2_path, [card.endpoint]) as runner:
-        plan = VisitPlan(workload=PROMPT, n_steps=15, n_visits=1)
+        plan = VisitPlan(workload=workload, n_steps=31, n_visits=1)
         again = runner.run(report.recommendation.trial, plan, timeout_s=60)
     assert again.outcome is Outcome.OK, again.reason
 
