@@ -5,6 +5,7 @@ The map, in the order of a sweep (each arrow is one stage, each stage one module
     machine --probe--> Host          file --gguf--> GgufFacts        engine --hello--> Device, EngineBuild
         Workload + Goal + budget --search--> Trial --engine--> TrialResult --store--> journal
         TrialResult --stats, recommend--> Recommendation --export--> profile, snippet, command --report--> screen
+    machine --probe, engine--> MachineProfile --doctor--> Finding          folders --shelves--> Listing
 
 Floors, enforced by tests/test_floors.py; a module imports only what stands below it,
 words nothing but the standard library:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -59,6 +60,14 @@ def test_the_cpu_and_the_card_move_data_and_have_no_pinned_buffers(make_card: Ca
             assert pinned(speed) == (None, None)
             assert speed.reason == "It has no pinned buffers in main memory."
         assert device_of(runner, "gpu").free_bytes > 1000 * MIB  # nothing is left behind
+
+
+def test_tensors_are_a_power_of_two_so_that_what_is_copied_is_whole_tensors() -> None:
+    """In a process of its own: only the worker loads the engine."""
+    sizes = (0, 1, MIB - 1, MIB, 192 * MIB)
+    program = f"from offloadtune.engine.worker.transfers import _power_of_two as f; print([f(n) for n in {sizes}])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == str([0, 1, MIB // 2, MIB, 128 * MIB])
 
 
 def test_a_card_too_small_for_usual_sizes_is_measured_with_less(make_card: CardMaker) -> None:
@@ -128,6 +137,7 @@ def test_without_time_nothing_is_begun_and_the_worker_lives(monkeypatch: pytest.
 
 
 SLOW_AT_FIRST = """\
+import subprocess
 import sys
 from types import SimpleNamespace
 from offloadtune.engine.worker import __main__ as worker
