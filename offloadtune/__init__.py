@@ -10,8 +10,8 @@ The map, in the order of a sweep (each arrow is one stage, each stage one module
 Floors, enforced by tests/test_floors.py; a module imports only what stands below it,
 words nothing but the standard library:
 
-    0  units errors records sweeps recalls plans workloads conditions hardware rows benches trends listings  words
-    1  stats lengths interference bench footprint search recommend doctor    judgement: pure functions of records
+    0  units errors records sweeps recalls plans workloads conditions hardware rows benches trends speeds listings  base
+    1  stats lengths interference bench footprint speed search recommend doctor    judgement: pure functions of records
     1  probe gguf catalogue engine store export report install serve logs shelves    hands: touch the world, never judge
     2  pipeline    the conductor: knows both wings
     3  cli    the face

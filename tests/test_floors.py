@@ -33,6 +33,7 @@ PURE_IMPORTS = {
     "numpy",
     "operator",
     "re",
+    "scipy",
     "statistics",
     "types",
     "typing",

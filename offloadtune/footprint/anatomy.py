@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -173,6 +173,11 @@ def places_of(anatomy: Anatomy, backend: Backend) -> Places:
     return _places_of(ById(anatomy.facts), backend)
 
 
+def parameters_of(anatomy: Anatomy) -> Places:
+    """Values by place of a file's matrices, whatever they are stored as."""
+    return _parameters_of(ById(anatomy.facts))
+
+
 def stored_bytes(tensor: TensorFacts, backend: Backend) -> int:
     """Bytes a tensor takes in a device's buffer."""
     alignment, row_padding = backend.alignment, backend.row_padding
@@ -224,29 +229,38 @@ def _anatomy_of(key: ById) -> Anatomy:
 
 @lru_cache(maxsize=32)
 def _places_of(key: ById, backend: Backend) -> Places:
-    facts = key.facts
+    return _sums(key.facts, lambda tensor: 0 if tensor.type_name in backend.refuses else stored_bytes(tensor, backend))
+
+
+@lru_cache(maxsize=8)
+def _parameters_of(key: ById) -> Places:
+    return _sums(key.facts, lambda tensor: math.prod(tensor.shape) if len(tensor.shape) > 1 else 0)
+
+
+def _sums(facts: GgufFacts, amount_of: Callable[[TensorFacts], int]) -> Places:
+    """What `amount_of` says of each tensor, summed by place."""
     n_trunk = facts.n_layer - facts.n_layer_nextn
     dense, experts, largest, largest_expert = (np.zeros(facts.n_layer + 1, dtype=np.int64) for _ in range(4))
     inputs = tied_copy = shared = 0
     for tensor in facts.tensors:
-        n_bytes = 0 if tensor.type_name in backend.refuses else stored_bytes(tensor, backend)
+        amount = amount_of(tensor)
         block = _BLOCK_NAME.match(tensor.name)
         if block:
             i = int(block[1])
             if i >= n_trunk:
                 continue
             is_expert = bool(_EXPERTS.search(tensor.name))
-            (experts if is_expert else dense)[i] += n_bytes
-            largest[i] = max(largest[i], n_bytes)
-            largest_expert[i] = max(largest_expert[i], n_bytes * is_expert)
+            (experts if is_expert else dense)[i] += amount
+            largest[i] = max(largest[i], amount)
+            largest_expert[i] = max(largest_expert[i], amount * is_expert)
         elif tensor.name.startswith(_INPUTS):
-            inputs += n_bytes
+            inputs += amount
             if facts.is_tied and tensor.name == "token_embd.weight":
-                tied_copy = n_bytes
+                tied_copy = amount
         elif tensor.name.startswith(_EVERY_BLOCK):
-            shared += n_bytes
+            shared += amount
         else:
-            dense[0 if tensor.name.startswith(_FIRST_BLOCK) else facts.n_layer] += n_bytes
+            dense[0 if tensor.name.startswith(_FIRST_BLOCK) else facts.n_layer] += amount
     return Places(
         dense=dense,
         experts=experts,

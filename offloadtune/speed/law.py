@@ -1,0 +1,177 @@
+"""The law: seconds are a sum of terms, each an amount times a coefficient, and what is known of the coefficients.
+
+    seconds = sum over terms of  amount [bytes, flop or count] x coefficient [seconds per unit]
+
+A coefficient is physical: its inverse is a bandwidth or a rate of computing. A law is what is believed of all of them
+together, their means and their covariance: first by a prior for machines of the kind, then by runs, which
+`calibrated` adds. So one run teaches what it can, and what no run has touched stays as uncertain as it was.
+
+`calibrated` minimises, over coefficients of at least 0 (non-negative least squares, scipy's nnls),
+
+    sum over runs of ((predicted - measured) / (measured x noise))^2  +  (theta - prior)' prior covariance^-1 (same)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offloadtune.records import Basis
+from offloadtune.speed.terms import Term
+from offloadtune.speeds import Figure, Phase, Run
+
+Floats = NDArray[np.float64]
+
+N_SIGMA_90 = 1.6449
+"""Half of a 90 % interval of a normal distribution, in standard deviations."""
+
+CONTRADICTION_FRAC = 0.15
+"""A run this far from what all runs together say means that the law does not hold here."""
+
+_N_PRIOR_RUNS = 4
+"""The prior's word on the law's own error counts as much as so many runs."""
+
+_TINY = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """What is believed of one phase's coefficients: `mean` (n_terms,) in seconds per unit, `covariance` (n_terms,)^2.
+
+    `noise_frac` is the law's own error (standard deviation, as a part of the time) with all coefficients known.
+    `calibrated_noise_frac` is what it is expected to be once runs of the machine itself are added. `runs` are those
+    added so far.
+    """
+
+    phase: Phase
+    terms: tuple[Term, ...]
+    mean: Floats
+    covariance: Floats
+    noise_frac: float
+    calibrated_noise_frac: float
+    runs: tuple[Run, ...] = ()
+
+    @property
+    def basis(self) -> Basis:
+        return Basis.CALIBRATED if self.runs else Basis.CATALOGUE
+
+    def seconds(self, amounts: Floats) -> Floats:
+        """Expected seconds of queries with `amounts` (n_terms, n_queries)."""
+        return np.asarray(self.mean @ amounts)
+
+    def spread_frac(self, amounts: Floats) -> Floats:
+        """Standard deviation of the truth around `seconds`, as a part of it."""
+        seconds = np.maximum(self.seconds(amounts), _TINY)
+        root = _root(self.covariance).T @ amounts
+        return np.asarray(np.sqrt((root * root).sum(axis=0) / seconds**2 + self.noise_frac**2))
+
+    def interval(self, amounts: Floats) -> tuple[Floats, Floats, Floats]:
+        """Seconds expected, and between which they lie in 90 of 100 cases; alike in ratio above and below."""
+        seconds, factor = self.seconds(amounts), np.exp(N_SIGMA_90 * self.spread_frac(amounts))
+        return seconds, seconds / factor, seconds * factor
+
+    def figure(self, amounts: Floats, n_tokens: float) -> Figure:
+        """Tokens a second of one query, shape (n_terms,), that makes `n_tokens`."""
+        seconds, low, high = (float(part[0]) for part in self.interval(amounts[:, None]))
+        return Figure(value=n_tokens / seconds, low=n_tokens / high, high=n_tokens / low, basis=self.basis)
+
+    def shares(self, amounts: Floats) -> dict[Term, float]:
+        """What part of the time of one query each of its terms takes."""
+        parts = self.mean * amounts
+        return {term: float(part / parts.sum()) for term, part in zip(self.terms, parts, strict=True) if part > 0}
+
+    def unknown_share(self, amounts: Floats) -> float:
+        """Of the uncertainty of one query, shape (n_terms,), the part that is not the law's own error."""
+        variance = float(amounts @ self.covariance @ amounts) / max(float(self.mean @ amounts), _TINY) ** 2
+        return variance / (variance + self.noise_frac**2)
+
+
+def amounts_of_run(law: Law, run: Run) -> Floats:
+    """The amounts of a run in the order of the law's terms; 0 for those it does not name."""
+    by_name: Mapping[str, float] = dict(run.amounts)
+    return np.array([by_name.get(term.name, 0.0) for term in law.terms])
+
+
+def run_of(law: Law, amounts: Floats, seconds: float, noise_frac: float, label: str = "") -> Run:
+    """A run with `amounts`, shape (n_terms,), by name."""
+    named = tuple((term.name, float(one)) for term, one in zip(law.terms, amounts, strict=True) if one)
+    return Run(phase=law.phase, amounts=named, seconds=seconds, noise_frac=noise_frac, label=label)
+
+
+def calibrated(prior: Law, runs: Sequence[Run]) -> Law:
+    """`prior` with what `runs` of its phase teach; `prior` itself where there are none."""
+    runs = tuple(run for run in runs if run.phase is prior.phase and run.seconds > 0)
+    if not runs:
+        return prior
+    rows = np.stack([amounts_of_run(prior, run) / run.seconds for run in runs])
+    noise = np.array([math.hypot(prior.calibrated_noise_frac, run.noise_frac) for run in runs])
+    mean, covariance = _solved(prior, rows / noise[:, None], 1.0 / noise)
+    residuals = (rows @ mean - 1.0) / noise
+    scale = (_N_PRIOR_RUNS + float(residuals @ residuals)) / (_N_PRIOR_RUNS + len(runs))
+    worst = max(scale, 1.0)
+    return dataclasses.replace(
+        prior,
+        mean=mean,
+        covariance=covariance * worst,
+        noise_frac=prior.calibrated_noise_frac * math.sqrt(scale),
+        runs=runs,
+    )
+
+
+def residuals_of(law: Law, runs: Sequence[Run]) -> Floats:
+    """How far the law's word lies from each measured run, as a part of it: 0.1 is 10 % too slow."""
+    return np.array([float(law.mean @ amounts_of_run(law, run)) / run.seconds - 1.0 for run in runs])
+
+
+def contradiction(law: Law) -> str:
+    """The sentence that says which of the law's own runs it cannot explain, "" where it explains them all."""
+    if not law.runs:
+        return ""
+    residuals = residuals_of(law, law.runs)
+    worst = int(np.abs(residuals).argmax())
+    run, beyond = law.runs[worst], abs(residuals[worst])
+    if beyond <= max(CONTRADICTION_FRAC, 3.0 * run.noise_frac):
+        return ""
+    return (
+        f"The runs contradict each other: {run.label or law.phase.value} took {run.seconds:.3g} s, and the others "
+        f"together say {run.seconds * (1 + residuals[worst]):.3g} s."
+    )
+
+
+def misses(law: Law, run: Run) -> bool:
+    """Whether a run that had no say in the law lies outside the law's 90 % interval."""
+    _, low, high = law.interval(amounts_of_run(law, run)[:, None])
+    slack = math.exp(N_SIGMA_90 * run.noise_frac)
+    return not low[0] / slack <= run.seconds <= high[0] * slack
+
+
+def _solved(prior: Law, rows: Floats, ones: Floats) -> tuple[Floats, Floats]:
+    """Mean and covariance of the coefficients by runs (`rows` times them is `ones`) and prior together.
+
+    Solved in coefficients relative to the prior's, so that all are of one size.
+    """
+    from scipy.optimize import nnls  # noqa: PLC0415 - half a second to load, and most laws are never solved
+
+    size = np.maximum(prior.mean, _TINY * np.max(prior.mean))
+    whitened = np.linalg.inv(_root(prior.covariance / np.outer(size, size)))
+    design = np.vstack([rows * size, whitened])
+    wanted = np.concatenate([ones, whitened @ (prior.mean / size)])
+    relative, _ = nnls(design, wanted)
+    inside = relative > 0
+    precision = design[:, inside].T @ design[:, inside]
+    covariance = np.zeros_like(prior.covariance)
+    covariance[np.ix_(inside, inside)] = np.linalg.inv(precision)
+    return relative * size, covariance * np.outer(size, size)
+
+
+def _root(covariance: Floats) -> Floats:
+    """The lower triangular root of a covariance that may have zeros on its diagonal."""
+    size = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    unit = np.where(size > 0, size, 1.0)
+    correlation = covariance / np.outer(unit, unit)
+    return unit[:, None] * np.linalg.cholesky(correlation + np.eye(len(size)) * 1e-9)

@@ -1,0 +1,115 @@
+"""Nouns of speed prediction: what a rig can do, what was measured of it, and what is expected of it.
+
+Floor 0: standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from offloadtune.records import Basis
+
+
+class Phase(StrEnum):
+    """What is timed: reading a prompt, or one step of generating."""
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRates:
+    """What a device does at best, by its maker or as measured; None where nobody says.
+
+    `family` is that of the catalogue of cards, "" where the card is not in it. `read_bytes_per_s` is of its own memory,
+    `flop_per_s` of half-precision products, `link_bytes_per_s` from main memory to it. `is_remote` for one that is
+    reached over a network, and `offloads_ops` as in `footprint.Backend`.
+    """
+
+    name: str
+    family: str = ""
+    read_bytes_per_s: float | None = None
+    flop_per_s: float | None = None
+    link_bytes_per_s: float | None = None
+    is_remote: bool = False
+    offloads_ops: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRates:
+    """What the CPU and main memory do at best; None where nobody says.
+
+    `peak_bytes_per_s` is what the modules promise, `read_bytes_per_s` what was measured with all cores.
+    `last_level_bytes` is the largest cache: what lies in it is read faster than memory.
+    """
+
+    peak_bytes_per_s: float | None = None
+    read_bytes_per_s: float | None = None
+    n_cores: int | None = None
+    last_level_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rig:
+    """The devices that take layers by their `shares`, in llama.cpp's order, and the host; () for equal shares."""
+
+    devices: tuple[DeviceRates, ...]
+    host: HostRates
+    shares: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One measured passage, as the law sees it: how much of each term it had, and how long it took.
+
+    `amounts` are (name of the term, bytes or operations or count). `seconds` are those of a whole prompt or of one
+    step, a median; `noise_frac` is how far repetitions lay from it (standard deviation). `label` says what ran.
+    """
+
+    phase: Phase
+    amounts: tuple[tuple[str, float], ...]
+    seconds: float
+    noise_frac: float
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A predicted value; the truth lies between `low` and `high` in 90 of 100 cases."""
+
+    value: float
+    low: float
+    high: float
+    basis: Basis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What is expected of settings for a prompt of `n_prompt_tokens` after `depth` cached ones, before it is measured.
+
+    Bounds are what no run of this placement can exceed, None where a device or the memory does not say what it does at
+    best. `words` are full sentences on what the figures rest on and what widened them.
+    """
+
+    n_prompt_tokens: int
+    depth: int
+    decode_tok_per_s: Figure
+    prefill_tok_per_s: Figure
+    ttft_s: Figure
+    bound_tok_per_s: float | None
+    bound_prefill_tok_per_s: float | None
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What one change of the machine or the file would bring to decode and to the first token, as shares.
+
+    `what` is a noun phrase ("the next 2.1 GiB of device memory"); `decode_frac` 0.38 is 38 % more tokens a second, and
+    `ttft_frac` 0.1 is a tenth less time to the first token.
+    """
+
+    what: str
+    decode_frac: float
+    ttft_frac: float
