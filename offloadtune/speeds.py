@@ -23,8 +23,8 @@ class DeviceRates:
     """What a device does at best, by its maker or as measured; None where nobody says.
 
     `family` is that of the catalogue of cards, "" where the card is not in it. `read_bytes_per_s` is of its own memory,
-    `flop_per_s` of half-precision products, `link_bytes_per_s` from main memory to it. `is_remote` for one that is
-    reached over a network, and `offloads_ops` as in `footprint.Backend`.
+    `flop_per_s` of half-precision products, `link_bytes_per_s` from main memory to it. `last_level_bytes` is its
+    largest cache: what lies in it is read faster than memory. `offloads_ops` as in `footprint.Backend`.
     """
 
     name: str
@@ -32,7 +32,7 @@ class DeviceRates:
     read_bytes_per_s: float | None = None
     flop_per_s: float | None = None
     link_bytes_per_s: float | None = None
-    is_remote: bool = False
+    last_level_bytes: int | None = None
     offloads_ops: bool = True
 
 
@@ -86,14 +86,16 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What is expected of settings for a prompt of `n_prompt_tokens` after `depth` cached ones, before it is measured.
+    """What is expected of settings, before it is measured: for a prompt of `n_prompt_tokens` after `depth` cached ones.
 
-    Bounds are what no run of this placement can exceed, None where a device or the memory does not say what it does at
-    best. `words` are full sentences on what the figures rest on and what widened them.
+    Decode is at `decode_depth` cached tokens. Bounds are what no run of this placement can exceed, None where a device
+    or the memory does not say what it does at best. `words` are full sentences on what the figures rest on and what
+    widened them.
     """
 
     n_prompt_tokens: int
     depth: int
+    decode_depth: int
     decode_tok_per_s: Figure
     prefill_tok_per_s: Figure
     ttft_s: Figure

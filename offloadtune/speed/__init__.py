@@ -1,6 +1,44 @@
 """The speed law: how long settings take, before they are measured. Pure arithmetic on a header and on rates.
 
-terms   settings and a prompt -> bytes, operations and counts of each term
-law     coefficients and how well they are known; runs teach them
-priors  what is believed of machines of a kind before any run: fitted on published records
+terms       settings and a prompt -> bytes, operations and counts of each term
+law         coefficients and how well they are known; runs teach them
+priors      what is believed of machines of a kind before any run: fitted on published records
+predicting  both phases together -> seconds, tokens a second, intervals
+bounds      the roofline: what no run can exceed
 """
+
+from offloadtune.speed.bounds import least_seconds
+from offloadtune.speed.law import Law, calibrated, contradiction, misses, residuals_of, run_of
+from offloadtune.speed.predicting import (
+    N_PROMPT_USUAL,
+    Laws,
+    amounts_for,
+    is_float_file,
+    laws_of,
+    laws_of_kind,
+    predict,
+)
+from offloadtune.speed.priors import prior_of
+from offloadtune.speed.terms import Term, Work, amounts_of, terms_of
+
+__all__ = [
+    "N_PROMPT_USUAL",
+    "Law",
+    "Laws",
+    "Term",
+    "Work",
+    "amounts_for",
+    "amounts_of",
+    "calibrated",
+    "contradiction",
+    "is_float_file",
+    "laws_of",
+    "laws_of_kind",
+    "least_seconds",
+    "misses",
+    "predict",
+    "prior_of",
+    "residuals_of",
+    "run_of",
+    "terms_of",
+]

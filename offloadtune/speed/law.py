@@ -36,6 +36,9 @@ CONTRADICTION_FRAC = 0.15
 _N_PRIOR_RUNS = 4
 """The prior's word on the law's own error counts as much as so many runs."""
 
+_MATTERS_FRAC = 0.1
+"""A term that takes less of a time than this may stay unknown."""
+
 _TINY = 1e-12
 
 
@@ -85,10 +88,14 @@ class Law:
         parts = self.mean * amounts
         return {term: float(part / parts.sum()) for term, part in zip(self.terms, parts, strict=True) if part > 0}
 
-    def unknown_share(self, amounts: Floats) -> float:
-        """Of the uncertainty of one query, shape (n_terms,), the part that is not the law's own error."""
-        variance = float(amounts @ self.covariance @ amounts) / max(float(self.mean @ amounts), _TINY) ** 2
-        return variance / (variance + self.noise_frac**2)
+    def untouched(self, amounts: Floats) -> str:
+        """The largest term of a query, shape (n_terms,), that matters to it and that no run had; "" for none."""
+        ran = np.zeros(len(self.terms), dtype=np.bool_)
+        for run in self.runs:
+            ran |= amounts_of_run(self, run) > 0
+        parts = np.where(ran, 0.0, self.mean * amounts)
+        worst = int(parts.argmax())
+        return self.terms[worst].words if parts[worst] > _MATTERS_FRAC * float(self.mean @ amounts) else ""
 
 
 def amounts_of_run(law: Law, run: Run) -> Floats:

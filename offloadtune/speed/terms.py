@@ -45,6 +45,25 @@ _UNITS = {"flop": "flop", "attention": "flop", "plain_attention": "flop"} | dict
     ("weights", "cache", "plain_cache", "link", "link_pinned", "link_pageable"), "bytes"
 )
 
+_WORDS = {
+    "weights": "reading the weights",
+    "cache": "reading the cache",
+    "plain_cache": "reading the cache without flash attention",
+    "blocks": "the blocks",
+    "flop": "multiplying the weights",
+    "attention": "attention",
+    "plain_attention": "attention without flash attention",
+    "link": "fetching the cache from main memory",
+    "handovers": "handing over between devices",
+    "mixed": "splitting the blocks over host and devices",
+    "steps": "each token besides",
+    "link_pinned": "copying weights to the device",
+    "link_pageable": "copying mapped weights to the device",
+    "streamed_blocks": "blocks computed by the device for the host",
+    "ubatches": "each ubatch besides",
+    "prompts": "each prompt besides",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Term:
@@ -60,6 +79,12 @@ class Term:
     @property
     def unit(self) -> str:
         return _UNITS.get(self.kind, "count")
+
+    @property
+    def words(self) -> str:
+        """What it is, as the subject of a sentence."""
+        where = {"": "", "host": " of the host"}.get(self.place, f" of device {self.place}")
+        return f"{_WORDS[self.kind]}{where}"
 
 
 def terms_of(phase: Phase, n_devices: int) -> tuple[Term, ...]:

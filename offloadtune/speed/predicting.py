@@ -1,0 +1,135 @@
+"""Predictions: settings and a prompt to seconds, by the laws of a rig; one at a time or a million.
+
+time to first token = seconds of the prompt        tokens a second = sequences / seconds of a step
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from offloadtune.footprint import Grid, is_mapped
+from offloadtune.records import GgufFacts, Settings
+from offloadtune.speed.bounds import least_seconds
+from offloadtune.speed.law import Law, calibrated, contradiction
+from offloadtune.speed.priors import prior_of
+from offloadtune.speed.terms import Floats, Work, amounts_of
+from offloadtune.speeds import Figure, HostRates, Phase, Prediction, Rig, Run
+
+N_PROMPT_USUAL = 512
+"""Tokens of the prompt that a prediction is for, where none was named."""
+
+_FLOAT_TYPES = {"F32", "F16", "BF16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laws:
+    """What is believed of a rig in both phases, for files of one kind of weights."""
+
+    rig: Rig
+    decode: Law
+    prefill: Law
+    is_float: bool
+
+    def of(self, phase: Phase) -> Law:
+        return self.decode if phase is Phase.DECODE else self.prefill
+
+    def with_runs(self, runs: Sequence[Run]) -> Laws:
+        """These laws with what more runs teach."""
+        prior = laws_of_kind(self.rig, is_float=self.is_float)
+        return dataclasses.replace(
+            self,
+            decode=calibrated(prior.decode, [*self.decode.runs, *runs]),
+            prefill=calibrated(prior.prefill, [*self.prefill.runs, *runs]),
+        )
+
+
+def laws_of(rig: Rig, facts: GgufFacts) -> Laws:
+    """What is believed of `rig` before any run, for weights like those of `facts`."""
+    return laws_of_kind(rig, is_float=is_float_file(facts))
+
+
+def laws_of_kind(rig: Rig, *, is_float: bool) -> Laws:
+    """The laws before any run, for plain or for quantised weights."""
+    decode, prefill = (prior_of(phase, rig, is_float=is_float) for phase in (Phase.DECODE, Phase.PREFILL))
+    return Laws(rig=rig, decode=decode, prefill=prefill, is_float=is_float)
+
+
+def is_float_file(facts: GgufFacts) -> bool:
+    """Whether most of a file's bytes are plain numbers, not quantised ones."""
+    return bool(facts.type_bytes) and facts.type_bytes[0][0].upper() in _FLOAT_TYPES
+
+
+def work_of(settings: Sequence[Settings], host: HostRates, *, n_prompt: int, depth: int) -> Work:
+    """The same prompt for each of `settings`, whose threads count where the host's cores are known.
+
+    With fewer threads than cores computing takes longer in proportion, and reading once there are fewer than half.
+    """
+    n_cores = host.n_cores
+    decode = np.array([one.n_threads for one in settings], dtype=np.float64)
+    batch = np.array([one.n_threads_batch for one in settings], dtype=np.float64)
+    return Work.over(
+        len(settings),
+        n_prompt=n_prompt,
+        depth=depth,
+        n_seq=np.array([one.n_seq_max for one in settings]),
+        slower_memory=np.maximum(n_cores / 2 / np.maximum(decode, 1), 1.0) if n_cores else 1.0,
+        slower_compute=np.maximum(n_cores / np.maximum(batch, 1), 1.0) if n_cores else 1.0,
+        is_pinned=np.array([not is_mapped(one) for one in settings]),
+    )
+
+
+def amounts_for(  # noqa: PLR0913 - all that a question consists of
+    phase: Phase, facts: GgufFacts, settings: Sequence[Settings], rig: Rig, *, n_prompt: int, depth: int
+) -> Floats:
+    """Amounts of each term, shape (n_terms, n_settings): of a prompt after `depth` tokens, or of a step at `depth`."""
+    work = work_of(settings, rig.host, n_prompt=n_prompt, depth=depth)
+    return amounts_of(phase, facts, Grid.of(settings, facts.n_layer), work, rig)
+
+
+def predict(
+    facts: GgufFacts, settings: Settings, laws: Laws, *, n_prompt: int | None = None, depth: int = 0
+) -> Prediction:
+    """What is expected of `settings`: for a prompt after `depth` cached tokens, and for tokens after that prompt.
+
+    Where no prompt is named it is a usual one, and tokens are generated at `depth`, as llama-bench does.
+    """
+    n_read, decode_depth = n_prompt or N_PROMPT_USUAL, depth + (n_prompt or 0)
+    rig = laws.rig
+    prompt = amounts_for(Phase.PREFILL, facts, (settings,), rig, n_prompt=n_read, depth=depth)
+    step = amounts_for(Phase.DECODE, facts, (settings,), rig, n_prompt=1, depth=decode_depth)
+    decode = laws.decode.figure(step[:, 0], settings.n_seq_max)
+    prefill = laws.prefill.figure(prompt[:, 0], n_read)
+    ttft = Figure(
+        value=n_read / prefill.value, low=n_read / prefill.high, high=n_read / prefill.low, basis=prefill.basis
+    )
+    return Prediction(
+        n_prompt_tokens=n_read,
+        depth=depth,
+        decode_depth=decode_depth,
+        decode_tok_per_s=decode,
+        prefill_tok_per_s=prefill,
+        ttft_s=ttft,
+        bound_tok_per_s=_rate(settings.n_seq_max, least_seconds(Phase.DECODE, step, rig)),
+        bound_prefill_tok_per_s=_rate(n_read, least_seconds(Phase.PREFILL, prompt, rig)),
+        words=tuple(_words(laws, step[:, 0], prompt[:, 0])),
+    )
+
+
+def _words(laws: Laws, step: Floats, prompt: Floats) -> list[str]:
+    """On what the figures rest, and what makes them uncertain."""
+    words = []
+    for law, amounts in ((laws.decode, step), (laws.prefill, prompt)):
+        if sentence := contradiction(law):
+            words.append(sentence)
+        if law.runs and (strange := law.untouched(amounts)):
+            words.append(f"No run here has shown what {strange} takes, so the {law.phase.value} is less certain.")
+    return words
+
+
+def _rate(n_tokens: float, seconds: Floats) -> float | None:
+    return None if math.isnan(seconds[0]) or seconds[0] <= 0 else float(n_tokens / seconds[0])
