@@ -12,13 +12,14 @@ Hands of floor 1: reads its own tables (shapes.csv, cards.csv) and decides nothi
     describing  shape and mixture -> `Described`, what the file's header would say
 """
 
-from offloadtune.catalogue.cards import Card, card_names, find_card
+from offloadtune.catalogue.cards import FAMILIES, Card, card_names, find_card
 from offloadtune.catalogue.describing import Described, described, key_values_of
 from offloadtune.catalogue.quants import QUANTS, Quant, find_quant
 from offloadtune.catalogue.ram import RamText, find_ram
 from offloadtune.catalogue.shapes import Shape, find_shape, shape_names
 
 __all__ = [
+    "FAMILIES",
     "QUANTS",
     "Card",
     "Described",

@@ -248,9 +248,9 @@ def _nearest(said: dict[str, str], unread: str = "") -> str:
     rate = _rate(said)
     near = difflib.get_close_matches(unread, _MT_PER_S, n=1) if unread else []
     kind = _kind(said) or (near[0] if near else "")
-    if rate is None or not (kind and _is_sold(kind, rate)):
-        kind = kind if near or rate is None else _kind_with(rate, kind)
-        kind = kind or "ddr5"
+    if not near and rate is not None and not (kind and _is_sold(kind, rate)):
+        kind = _kind_with(rate, kind)
+    kind = kind or "ddr5"
     if rate is None or not _is_sold(kind, rate):
         rate = _nearest_rate(kind, str(rate or ""))
     if kind.startswith("lp"):
