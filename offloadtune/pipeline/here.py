@@ -16,10 +16,12 @@ from offloadtune.pipeline.foretelling import Foretold, foretold
 from offloadtune.pipeline.journals import last_results, read_all
 from offloadtune.pipeline.planning import report_of
 from offloadtune.pipeline.rebuilding import rebuild_line
+from offloadtune.pipeline.rigs import host_of_request, rig_of_machine
 from offloadtune.pipeline.rooms import Place, named_place
 from offloadtune.plans import PlanReport, PlanRequest
-from offloadtune.probe import probe_host
+from offloadtune.probe import probe_host, read_hardware
 from offloadtune.records import EngineBuild, GgufFacts, Machine, Outcome, Settings
+from offloadtune.speeds import Rig
 
 _FORECAST_S = 120.0
 
@@ -40,9 +42,11 @@ def plan_here(request: PlanRequest) -> PlanReport:
                 raise
             return _plan_without_engine(request, error)
         machine = Machine(host=probe_host(measure=False), devices=devices)
+        rig = _rig(request, machine)
         if not machine.offload_devices and request.limit_bytes is not None:
-            return report_of(request, named_place(request), None)
+            return report_of(request, named_place(request, rig.host), None)
         place = machine_place(machine, engine, request.limit_bytes, request.ram_limit_bytes)
+        place = dataclasses.replace(place, rig=rig)
 
         def ask(facts: GgufFacts, settings: Settings, place: Place) -> Foretold:
             forecasts = runner.forecast(probes_of(settings), timeout_s=_FORECAST_S)
@@ -80,15 +84,29 @@ def _plan_beside(request: PlanRequest, owner: store.Owner) -> PlanReport:
     if request.is_exact or request.endpoints:
         message = f"{owner.what} is being measured now, and its devices must not be asked meanwhile."
         raise BusyError(message, hint="wait for the sweep to end, or plan for a card by name with --card")
-    place = machine_place(Machine(host=probe_host(measure=False), devices=None), None, None, request.ram_limit_bytes)
+    machine = Machine(host=probe_host(measure=False), devices=None)
     said = f"No device is planned for: {owner.what} is being measured on them now. Name a card with --card."
-    return report_of(request, dataclasses.replace(place, warnings=(*place.warnings, said)), None)
+    return report_of(request, _place_of_host(request, machine, said), None)
 
 
 def _plan_without_engine(request: PlanRequest, error: EngineMissingError | EngineError) -> PlanReport:
-    if request.limit_bytes is not None:
-        return report_of(request, named_place(request), None)
     machine = Machine(host=probe_host(measure=False), devices=None)
-    place = machine_place(machine, None, None, request.ram_limit_bytes)
+    if request.limit_bytes is not None:
+        return report_of(request, named_place(request, _rig(request, machine).host), None)
     said = f"No device is planned for: {error} Name a card with --card, or install an engine: {rebuild_line()}"
-    return report_of(request, dataclasses.replace(place, warnings=(*place.warnings, said)), None)
+    return report_of(request, _place_of_host(request, machine, said), None)
+
+
+def _place_of_host(request: PlanRequest, machine: Machine, said: str) -> Place:
+    """The CPU and main memory alone, and why."""
+    place = machine_place(machine, None, None, request.ram_limit_bytes)
+    return dataclasses.replace(place, warnings=(*place.warnings, said), rig=_rig(request, machine))
+
+
+def _rig(request: PlanRequest, machine: Machine) -> Rig:
+    """What this machine does at best; main memory as the request names it, where it does."""
+    rig = rig_of_machine(machine, read_hardware(may_be_slow=False).memory)
+    named = host_of_request(request).peak_bytes_per_s
+    if named is None:
+        return rig
+    return dataclasses.replace(rig, host=dataclasses.replace(rig.host, peak_bytes_per_s=named, read_bytes_per_s=None))

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from offloadtune.plans import DevicePlan, HostPlan, MemoryPlan, PlanReport, RuntimeBasis, Tier
 from offloadtune.report.words import printable
+from offloadtune.speeds import Figure, Prediction
 from offloadtune.units import format_bytes
 
 _BAR_CELLS = 40
@@ -96,7 +97,27 @@ def plan_json(plan: MemoryPlan) -> dict[str, Any]:
         "quantisation": plan.quantisation,
         "target": plan.target.value,
         "settings": dataclasses.asdict(plan.settings),
+        "prediction": None if plan.prediction is None else prediction_json(plan.prediction),
     }
+
+
+def prediction_json(prediction: Prediction) -> dict[str, Any]:
+    """Figures with the range that holds the truth in 90 of 100 cases, and bounds that are null where none is known."""
+    return {
+        "decode_tok_per_s": _figure_json(prediction.decode_tok_per_s),
+        "prefill_tok_per_s": _figure_json(prediction.prefill_tok_per_s),
+        "ttft_s": _figure_json(prediction.ttft_s),
+        "bound_tok_per_s": prediction.bound_tok_per_s,
+        "bound_prefill_tok_per_s": prediction.bound_prefill_tok_per_s,
+        "n_prompt_tokens": prediction.n_prompt_tokens,
+        "depth": prediction.depth,
+        "decode_depth": prediction.decode_depth,
+        "words": list(prediction.words),
+    }
+
+
+def _figure_json(figure: Figure) -> dict[str, Any]:
+    return {"value": figure.value, "low": figure.low, "high": figure.high, "basis": figure.basis.value}
 
 
 def plan_report_json(report: PlanReport) -> dict[str, Any]:
@@ -107,6 +128,7 @@ def plan_report_json(report: PlanReport) -> dict[str, Any]:
         "context_cost_bytes_per_4096": report.context_cost_bytes,
         "measured_peak_bytes": dict(report.measured),
         "by_n_gpu_layers": [dataclasses.asdict(row) for row in report.rows],
+        "gains": [dataclasses.asdict(gain) for gain in report.gains],
     }
 
 
