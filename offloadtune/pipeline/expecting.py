@@ -115,7 +115,8 @@ def _about_rig(question: Question, request: PlanRequest) -> Iterator[str]:
         read = catalogue.find_ram(request.ram).words
         yield f"Main memory is read as {read}: {format_bytes_per_s(host.peak_bytes_per_s)} at most."
     elif host.peak_bytes_per_s is None and host.read_bytes_per_s is None:
-        yield "How fast main memory is was not said, so a typical one is assumed: name it as ram, like ddr5-5600x2."
+        measure = "measure it with offloadtune doctor, or " if request.card is None else ""
+        yield f"The speed of main memory is not known, so a typical one is assumed: {measure}name it, like ddr5-5600x2."
     lender = rig.devices[0] if rig.devices else None
     if lender and lender.offloads_ops and settings.op_offload and lender.link_bytes_per_s is None:
         yield f"How fast weights are copied to {lender.name} for prompts is not known, so a typical link is assumed."

@@ -27,6 +27,7 @@ from offloadtune.gguf import read_gguf
 from offloadtune.pipeline.companions import NONE, Companions, companions_for
 from offloadtune.pipeline.expecting import LawsFor, catalogue_laws, check_tokens, with_prediction
 from offloadtune.pipeline.foretelling import Foretold, Parts
+from offloadtune.pipeline.helping import gains_of
 from offloadtune.pipeline.questions import Ints, Question
 from offloadtune.pipeline.rooms import Place, named_place
 from offloadtune.pipeline.shapes import facts_of_shape, weights_basis
@@ -127,6 +128,9 @@ def report_of(request: PlanRequest, place: Place, ask: Ask | None, laws_for: Law
     chose = "n_gpu_layers" not in request.asked and place.room.is_known
     if chose:
         question = question.with_layers(question.most_layers(None))
+        if not question.settings.n_gpu_layers:
+            said = f"Not even one layer fits on {', '.join(place.room.names)}, so all of them stay in main memory."
+            question = dataclasses.replace(question, warnings=(*question.warnings, said))
     foretold = None
     if ask is not None:
         question, foretold = _asked(question, ask, is_free=chose)
@@ -136,6 +140,7 @@ def report_of(request: PlanRequest, place: Place, ask: Ask | None, laws_for: Law
     laws_for = laws_for or (catalogue_laws(place.rig) if place.rig else None)
     if laws_for is not None:
         plan = with_prediction(plan, question, request, laws_for)
+    is_worth_it = laws_for is not None and plan.prediction is not None and plan.fits is not False
     return PlanReport(
         plan=plan,
         n_layer=facts.n_layer,
@@ -144,6 +149,7 @@ def report_of(request: PlanRequest, place: Place, ask: Ask | None, laws_for: Law
         layer_cost_bytes=layers,
         context_cost_bytes=context,
         chose_layers=chose,
+        gains=gains_of(question, request, laws_for) if laws_for is not None and is_worth_it else (),
     )
 
 
