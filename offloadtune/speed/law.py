@@ -8,7 +8,10 @@ together, their means and their covariance: first by a prior for machines of the
 
 `calibrated` minimises, over coefficients of at least 0 (non-negative least squares, scipy's nnls),
 
-    sum over runs of ((predicted - measured) / (measured x noise))^2  +  (theta - prior)' prior covariance^-1 (same)
+    sum over runs of ((predicted - measured) / (measured x noise))^2  +  d' C^-1 d
+
+with C the prior's covariance as parts of its means, and d how far each coefficient is from its mean: theta / mean - 1
+below it, log(theta / mean) above.
 """
 
 from __future__ import annotations
@@ -40,6 +43,9 @@ _MATTERS_FRAC = 0.1
 """A term that takes less of a time than this may stay unknown."""
 
 _TINY = 1e-12
+_N_STEPS_MOST = 50
+_STEP = 10.0
+"""A coefficient changes by no more than so many times in a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,15 +166,24 @@ def misses(law: Law, run: Run) -> bool:
 def _solved(prior: Law, rows: Floats, ones: Floats) -> tuple[Floats, Floats]:
     """Mean and covariance of the coefficients by runs (`rows` times them is `ones`) and prior together.
 
-    Solved in coefficients relative to the prior's, so that all are of one size.
+    Solved in coefficients relative to the prior's, so that all are of one size; where one is more than was believed it
+    is the logarithm that counts: of a device that nobody knows it may be a hundred times as much. That makes it a
+    problem to be solved in steps, each linear, from all coefficients being off alike.
     """
     from scipy.optimize import nnls  # noqa: PLC0415 - half a second to load, and most laws are never solved
 
     size = np.maximum(prior.mean, _TINY * np.max(prior.mean))
     whitened = np.linalg.inv(_root(prior.covariance / np.outer(size, size)))
-    design = np.vstack([rows * size, whitened])
-    wanted = np.concatenate([ones, whitened @ (prior.mean / size)])
-    relative, _ = nnls(design, wanted)
+    relative = np.full(len(size), float(np.median(ones / np.maximum(rows @ size, _TINY))))
+    for _ in range(_N_STEPS_MOST):
+        above = relative > 1
+        slope = np.where(above, 1 / np.maximum(relative, 1), 1.0)
+        beyond = np.where(above, np.log(np.maximum(relative, 1)), relative - 1)
+        design = np.vstack([rows * size, whitened * slope])
+        before, (relative, _) = relative, nnls(design, np.concatenate([ones, whitened @ (slope * relative - beyond)]))
+        relative = np.clip(relative, before / _STEP * above, np.maximum(before, 1) * _STEP)
+        if np.allclose(relative, before, rtol=1e-3, atol=1e-6):
+            break
     inside = relative > 0
     precision = design[:, inside].T @ design[:, inside]
     covariance = np.zeros_like(prior.covariance)
