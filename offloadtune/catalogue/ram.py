@@ -42,23 +42,25 @@ _MT_PER_S = {
 
 _USUAL = (1066, 1333, 1600, 1866, 2133, 2400, 2666, 2933, 3200, 3600, 4000, 4266, 4800, 5200, 5600, 6000, 6400, 7200)
 _USUAL_MT_PER_S = (800, *_USUAL, 7500, 8000, 8533, 8800, 9600, 12800)
-_COMMON_MT_PER_S = {"ddr3": 1600, "ddr4": 3200, "ddr5": 5600}
+_COMMON_MT_PER_S = {"ddr3": 1600, "ddr4": 3200, "ddr5": 5600, "lpddr4x": 4266, "lpddr5": 6400, "lpddr5x": 8533}
 _WORDS = {"single": 1, "dual": 2, "triple": 3, "quad": 4, "hexa": 6, "octa": 8}
 _BYTE_UNITS = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 1024.0**2, "gib": 1024.0**3, "tib": 1024.0**4}
+_TIMES = re.compile("[*\N{MULTIPLICATION SIGN}]")
 _LIKE = "ddr5-5600x2, lpddr5x-8533 128-bit or 76.8 GB/s"
 
 _TOKEN = re.compile(
     r"""
       (?P<nothing> [\s,;:_()@-]+ | \b(?:sd)?ram\b | \bmemory\b | \b(?:so\ ?|u|r|lr|cu|mr)?dimms?\b
-                 | \b(?:lp)?camm2?\b | \becc\b | \bc(?:l\ ?)?[0-9]{2}\b | \b(?:xmp|expo|bus|wide|at)\b )
-    | (?P<bandwidth> (?P<amount>[0-9]+(?:\.[0-9]+)?) \s* (?P<unit>[mgt]i?b)/s )
+                 | \b(?:lp)?camm2?\b | \becc\b | \bc(?:l\ ?)?[0-9]{2}(?:-[0-9]{2}){0,3}\b
+                 | \b(?:xmp|expo|bus|wide|at|in|unified)\b )
+    | (?P<bandwidth> (?P<amount>[0-9]+(?:\.[0-9]+)?) \s* (?P<unit>[mgt]i?b)/s(?:ec(?:ond)?)?\b )
     | (?P<modules> (?P<n_modules>[0-9]+) \s*x\s* (?: [0-9]+ \s* gi?b\b | (?=(?:lp)?ddr|pc[345]) )
                  | [0-9]+ \s* gi?b \s*x\s* (?P<n_modules_after>[0-9]+) )
     | (?P<capacity> [0-9]+ \s* (?:gi?b|ti?b)\b )
     | (?P<bits> (?:(?P<n_parts>[0-9]+) \s*x\s*)? (?P<n_bits>[0-9]+) [\s-]* bits?\b )
     | (?P<channels> x\s*(?P<n_times>[0-9]+)\b | (?P<n_channels>[0-9]+) [\s-]* ch(?:an(?:nels?)?)?\b
                   | (?P<word>single|dual|triple|quad|hexa|octa) (?:[\s-]* ch(?:an(?:nels?)?)?)?\b )
-    | (?P<kind> (?:lpddr(?:5[xt]|4x|[345]) | ddr[345]) (?![0-9]) l? )
+    | (?P<kind> lpddr(?:5[xt]|4x|[345]) (?![0-9]) | ddr[345] (?![0-9]) l? )
     | (?P<class> pc(?P<generation>[345]) l? [\s-]* (?P<class_rate>[0-9]+) [a-z]{0,2}\b )
     | (?P<rate> (?P<mt_per_s>[0-9]+) (?: \s* m(?:t/?s?|hz)\b | (?![0-9.a-wyz]) ) )
     """,
@@ -87,7 +89,7 @@ def find_ram(text: str) -> RamText:
 
     Raises UnknownNameError with the nearest text that can be read.
     """
-    plain = text.replace("\N{MULTIPLICATION SIGN}", "x").strip().lower()
+    plain = _TIMES.sub("x", text).strip().lower()
     if not plain or len(plain) > _N_CHARACTERS_MAX:
         raise _refused(text, "is too long to name main memory" if plain else "names no main memory", "ddr5-5600x2")
     if not (plain.isascii() and plain.isprintable()):
@@ -138,7 +140,7 @@ def _of_bandwidth(text: str, said: dict[str, str]) -> RamText:
     if said.keys() & {"rate", "class", "channels", "modules", "bits"}:
         raise _refused(text, "says a bandwidth and what to reckon one from", amount)
     return RamText(
-        kind=said.get("kind", "").removesuffix("l").upper(),
+        kind=_kind(said).upper(),
         mt_per_s=None,
         n_channels=None,
         bits=None,
@@ -173,8 +175,7 @@ def _of_parts(text: str, said: dict[str, str]) -> RamText:
 def _kind(said: dict[str, str]) -> str:
     if "class" in said:
         return f"ddr{said['generation']}"
-    kind = said.get("kind", "")
-    return kind.removesuffix("l") if kind.startswith("ddr") else kind
+    return said.get("kind", "").removesuffix("l")
 
 
 def _rate(said: dict[str, str]) -> int | None:
@@ -246,7 +247,8 @@ def _of_modules(text: str, said: dict[str, str], width: int) -> tuple[int, str]:
 def _nearest(said: dict[str, str], unread: str = "") -> str:
     """The correct text that comes nearest to what was said."""
     rate = _rate(said)
-    near = difflib.get_close_matches(unread, _MT_PER_S, n=1) if unread else []
+    near = difflib.get_close_matches(unread, _MT_PER_S, n=4) if unread else []
+    near.sort(key=lambda kind: rate is not None and not _is_sold(kind, rate))
     kind = _kind(said) or (near[0] if near else "")
     if not near and rate is not None and not (kind and _is_sold(kind, rate)):
         kind = _kind_with(rate, kind)

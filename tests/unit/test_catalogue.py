@@ -48,6 +48,19 @@ def log_rows() -> list[dict[str, str]]:
         ("GPT OSS 20b", "gpt-oss-20b"),
         ("phi4", "phi-4"),
         ("Qwen3.6-27B", "qwen3.8-27b"),
+        ("Qwen3.5-4B (hybrid)", "qwen3.5-4b"),
+        ("Qwen3-30B-A3B (3.3B active)", "qwen3-30b-a3b"),
+        ("Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b-2507"),
+        ("gemma-4 12B QAT", "gemma-4-12b"),
+        ("gemma-4 31B", "gemma-4-31b"),
+        ("Codestral 22B", "codestral-22b"),
+        ("LLaMA-1 65B", "llama-1-65b"),
+        ("LLaMA 13B", "llama-1-13b"),
+        ("Llama-3.2 1B Instruct", "llama-3.2-1b"),
+        ("Phi-3-medium 14B", "phi-3-medium-4k"),
+        ("Qwen2.5-Coder 0.5B", "qwen2.5-0.5b"),
+        ("DeepSeek-R1-Distill-Qwen 7B", "deepseek-r1-distill-qwen-7b"),
+        ("DeepSeek-Coder-V2-Lite 16B-A2.4B", "deepseek-v2-lite"),
     ],
 )
 def test_a_model_is_found_however_it_is_written(name: str, key: str) -> None:
@@ -318,6 +331,28 @@ def test_weights_are_those_of_the_logs(
         assert device_mib == pytest.approx(total, rel=0.005)
     else:
         assert device_mib + host_mib == pytest.approx(total + copy, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "quant", "file_gb"),
+    [
+        ("LLaMA-1 7B", "F16", 13.48),
+        ("LLaMA-1 13B", "Q4_0", 7.37),
+        ("LLaMA-1 30B", "Q4_0", 18.36),
+        ("LLaMA-1 65B", "Q4_0", 36.80),
+        ("Llama-3.2 1B", "Q4_K_M", 0.81),
+        ("DeepSeek-R1-Distill-Qwen 7B", "Q4_K_M", 4.68),
+        ("Phi-3-medium 14B", "Q4_K_M", 8.57),
+        ("Codestral 22B", "Q4_K_M", 13.34),
+        ("Qwen3-30B-A3B-2507", "Q4_K_M", 18.56),
+        ("gemma-4 31B", "Q4_K_M", 18.70),
+        ("gemma-4 31B QAT", "Q4_0", 17.70),
+    ],
+)
+def test_published_files_are_as_large_as_weights_and_vocabulary(name: str, quant: str, file_gb: float) -> None:
+    """Sizes as benchmarks print them; a file has its vocabulary's strings besides, a few megabytes."""
+    missing_bytes = file_gb * 1e9 - facts_of_shape(name, quant).tensor_bytes
+    assert -0.005 * file_gb * 1e9 < missing_bytes < 0.005 * file_gb * 1e9 + 10 * MIB
 
 
 def test_enough_logs_are_compared() -> None:

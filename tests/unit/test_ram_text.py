@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from offloadtune.catalogue import RamText, find_ram
@@ -40,6 +40,9 @@ def offered(error: UnknownNameError) -> str:
         ("DDR4-3200", ("DDR4", 3200, 2, 128), 51.2),
         ("ddr3l-1600 single-channel", ("DDR3", 1600, 1, 64), 12.8),
         ("2x32GB DDR5-6000", ("DDR5", 6000, 2, 128), 96.0),
+        ("2x16 GB DDR4-3200 CL16-18-18-38", ("DDR4", 3200, 2, 128), 51.2),
+        ("ddr5-5600*2", ("DDR5", 5600, 2, 128), 89.6),
+        ("89.6 GB/sec", ("", None, None, None), 89.6),
         ("4x16GB DDR4-3600 CL18", ("DDR4", 3600, 2, 128), 57.6),
         ("1x16 GB DDR4-2666", ("DDR4", 2666, 1, 64), 21.328),
         ("2x DDR4-2666", ("DDR4", 2666, 2, 128), 42.656),
@@ -103,6 +106,8 @@ def test_the_words_say_how_the_text_was_read(text: str, words: str) -> None:
         ("fast", "says 'fast', which means nothing here", "ddr5-5600x2"),
         ("dr5-5600", "says 'dr5'", "ddr5-5600x2"),
         ("dd4-3200 quad", "says 'dd4'", "ddr4-3200x4"),
+        ("ddr2-800", "says 'ddr2'", "ddr3-800x2"),
+        ("lpddr5x", "says no transfers a second of its LPDDR5X", "lpddr5x-8533 128-bit"),
         ("lpdr5x-8533", "says 'lpdr5x'", "lpddr5x-8533 128-bit"),
         ("ddr5", "says no transfers a second of its DDR5", "ddr5-5600x2"),
         ("3200 dual", "says no kind of memory", "ddr4-3200x2"),
@@ -153,6 +158,8 @@ LIKE_MEMORY = st.lists(
 
 
 @given(st.text() | LIKE_MEMORY)
+@example("LPDDR3L")
+@example("ddr3l 0 GB/s x2")
 def test_nothing_but_a_refusal_is_raised_and_what_it_offers_is_accepted(text: str) -> None:
     try:
         found = find_ram(text)
