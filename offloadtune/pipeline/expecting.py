@@ -44,19 +44,19 @@ def _laws_of_kind(rig: Rig, is_float: bool) -> Laws:  # noqa: FBT001 - by positi
 
 def with_prediction(plan: MemoryPlan, question: Question, request: PlanRequest, laws_for: LawsFor) -> MemoryPlan:
     """The plan with what is expected of its settings, or a warning that says why nothing is."""
-    found = prediction_of(question, request, laws_for)
+    laws = laws_for(question.facts)
+    found = _prediction_of(question, request, laws)
     if isinstance(found, str):
         return dataclasses.replace(plan, warnings=(*plan.warnings, found))
-    words = (*_about_plan(plan, question, request), *_about_rig(question, request), *found.words)
+    words = (*_about_plan(plan, question, request), *_about_rig(question, request, laws), *found.words)
     return dataclasses.replace(plan, prediction=dataclasses.replace(found, words=words))
 
 
-def prediction_of(question: Question, request: PlanRequest, laws_for: LawsFor) -> Prediction | str:
+def _prediction_of(question: Question, request: PlanRequest, laws: Laws) -> Prediction | str:
     """What is expected of the settings, or the sentence that says why nothing can be."""
     facts = question.facts
     if not facts.tensors or not facts.n_layer:
         return "No speed is predicted: the header names no tensors."
-    laws = laws_for(facts)
     settings = at_work(question.settings, laws.rig, request)
     if contradiction(facts, settings):
         return "No speed is predicted: these sizes multiply to more than can be counted."
@@ -99,13 +99,16 @@ def _about_plan(plan: MemoryPlan, question: Question, request: PlanRequest) -> I
         yield "What the draft model saves or costs is left out."
 
 
-def _about_rig(question: Question, request: PlanRequest) -> Iterator[str]:
-    """What of the rig had to be assumed, where it matters."""
-    rig, settings = question.place.rig, question.settings
-    if rig is None:
-        return
+def _about_rig(question: Question, request: PlanRequest, laws: Laws) -> Iterator[str]:
+    """What of the rig had to be assumed, where it matters and no run has shown it."""
+    rig, settings = laws.rig, question.settings
+    shown = {name for law in (laws.decode, laws.prefill) for run in law.runs for name, _ in run.amounts}
     if settings.n_gpu_layers:
-        unknown = [one.name for one in rig.devices if one.read_bytes_per_s is None or one.flop_per_s is None]
+        unknown = [
+            one.name
+            for i, one in enumerate(rig.devices)
+            if (one.read_bytes_per_s is None or one.flop_per_s is None) and f"{i}.weights" not in shown
+        ]
         if unknown:
             yield f"What {', '.join(unknown)} can do at best is not known, so a typical card is assumed."
     if not uses_host(question):
@@ -114,9 +117,10 @@ def _about_rig(question: Question, request: PlanRequest) -> Iterator[str]:
     if request.ram is not None and host.peak_bytes_per_s:
         read = catalogue.find_ram(request.ram).words
         yield f"Main memory is read as {read}: {format_bytes_per_s(host.peak_bytes_per_s)} at most."
-    elif host.peak_bytes_per_s is None and host.read_bytes_per_s is None:
+    elif host.peak_bytes_per_s is None and host.read_bytes_per_s is None and "host.weights" not in shown:
         measure = "measure it with offloadtune doctor, or " if request.card is None else ""
         yield f"The speed of main memory is not known, so a typical one is assumed: {measure}name it, like ddr5-5600x2."
     lender = rig.devices[0] if rig.devices else None
-    if lender and lender.offloads_ops and settings.op_offload and lender.link_bytes_per_s is None:
+    lends = lender and lender.offloads_ops and settings.op_offload and not shown & {"link_pinned", "link_pageable"}
+    if lender and lends and lender.link_bytes_per_s is None:
         yield f"How fast weights are copied to {lender.name} for prompts is not known, so a typical link is assumed."

@@ -18,9 +18,11 @@ from offloadtune.pipeline.planning import report_of
 from offloadtune.pipeline.rebuilding import rebuild_line
 from offloadtune.pipeline.rigs import host_of_request, rig_of_machine
 from offloadtune.pipeline.rooms import Place, named_place
+from offloadtune.pipeline.speed_memory import SpeedMemory
 from offloadtune.plans import PlanReport, PlanRequest
-from offloadtune.probe import probe_host, read_hardware
+from offloadtune.probe import probe_host
 from offloadtune.records import EngineBuild, GgufFacts, Machine, Outcome, Settings
+from offloadtune.speed import Laws
 from offloadtune.speeds import Rig
 
 _FORECAST_S = 120.0
@@ -53,8 +55,28 @@ def plan_here(request: PlanRequest) -> PlanReport:
             Calibrations(engine).learn_refused(devices, forecasts[-1].refused)
             return foretold(facts, settings, place, forecasts)
 
-        report = report_of(request, place, ask if request.is_exact else None)
-    return dataclasses.replace(report, measured=_measured(request, report.plan.settings, machine, engine))
+        laws_for = None if _names_memory(request) else _LawsHere(machine, engine)
+        report = report_of(request, place, ask if request.is_exact else None, laws_for)
+    warnings = (*report.plan.warnings, *(laws_for.words if laws_for else ()))
+    return dataclasses.replace(
+        report,
+        plan=dataclasses.replace(report.plan, warnings=warnings),
+        measured=_measured(request, report.plan.settings, machine, engine),
+    )
+
+
+class _LawsHere:
+    """What ran on this machine, as laws for a file; `words` on the runs, once they were asked for."""
+
+    def __init__(self, machine: Machine, engine: EngineBuild) -> None:
+        self._machine, self._engine = machine, engine
+        self.words: tuple[str, ...] = ()
+
+    def __call__(self, facts: GgufFacts) -> Laws:
+        memory = SpeedMemory(facts, self._machine, self._engine)
+        laws = memory.laws()
+        self.words = tuple(dict.fromkeys((*self.words, *memory.words)))
+        return laws
 
 
 def _measured(
@@ -103,10 +125,15 @@ def _place_of_host(request: PlanRequest, machine: Machine, said: str) -> Place:
     return dataclasses.replace(place, warnings=(*place.warnings, said), rig=_rig(request, machine))
 
 
+def _names_memory(request: PlanRequest) -> bool:
+    """Whether the plan is for other main memory than this machine's, with which nothing ran."""
+    return request.ram is not None or request.ram_bytes_per_s is not None
+
+
 def _rig(request: PlanRequest, machine: Machine) -> Rig:
     """What this machine does at best; main memory as the request names it, where it does."""
-    rig = rig_of_machine(machine, read_hardware(may_be_slow=False).memory)
-    named = host_of_request(request).peak_bytes_per_s
-    if named is None:
+    rig = rig_of_machine(machine)
+    if not _names_memory(request):
         return rig
+    named = host_of_request(request).peak_bytes_per_s
     return dataclasses.replace(rig, host=dataclasses.replace(rig.host, peak_bytes_per_s=named, read_bytes_per_s=None))

@@ -11,7 +11,7 @@ import dataclasses
 from offloadtune import catalogue, store
 from offloadtune.errors import OffloadTuneError, UnknownNameError, UsageError
 from offloadtune.footprint import backend_of
-from offloadtune.hardware import DeviceSpeed, MachineProfile, MemoryHardware
+from offloadtune.hardware import DeviceSpeed, MachineProfile
 from offloadtune.plans import PlanRequest
 from offloadtune.records import Device, Machine, Ram
 from offloadtune.speeds import DeviceRates, HostRates, Rig
@@ -26,14 +26,14 @@ _N_CHANNELS_SURE = 2
 """So many modules or fewer have a channel each; of more, two may share one."""
 
 
-def rig_of_machine(machine: Machine, memory: MemoryHardware | None = None) -> Rig:
-    """The engine's own devices and this host, as `doctor` wrote them down; `memory` where it was read anew."""
+def rig_of_machine(machine: Machine) -> Rig:
+    """The engine's own devices and this host, with what `doctor` wrote down of them."""
     known = _profile_of(machine)
     devices = machine.offload_devices
-    memory = memory or (known.hardware.memory if known else None)
+    memory = known.hardware.memory if known else None
     speeds = {one.device: one for one in known.device_speeds} if known else {}
     ram, cpu = machine.host.ram, machine.host.cpu
-    fastest = known.hardware.memory.fastest if known else None
+    fastest = memory.fastest if memory else None
     read = ram.read_bytes_per_s or (fastest.read_bytes_per_s if fastest else None)
     peak = (memory.theoretical_bytes_per_s if memory else None) or _peak_of_modules(ram)
     host = HostRates(
