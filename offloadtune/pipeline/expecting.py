@@ -58,12 +58,12 @@ def _prediction_of(question: Question, request: PlanRequest, laws: Laws) -> Pred
     if not facts.tensors or not facts.n_layer:
         return "No speed is predicted: the header names no tensors."
     settings = at_work(question.settings, laws.rig, request)
-    if contradiction(facts, settings):
-        return "No speed is predicted: these sizes multiply to more than can be counted."
+    if refused := contradiction(facts, settings):
+        return f"No speed is predicted for so many tokens. {refused[0]}"
     found = predict(facts, settings, laws, n_prompt=request.n_prompt or None, depth=request.depth)
     figures = (found.decode_tok_per_s, found.prefill_tok_per_s, found.ttft_s)
     if not all(math.isfinite(value) and value > 0 for one in figures for value in (one.value, one.low, one.high)):
-        return "No speed is predicted: what the header says multiplies to no time that can be."
+        return "No speed is predicted: what the header says makes no time that can be."
     return found
 
 
@@ -110,7 +110,7 @@ def _about_rig(question: Question, request: PlanRequest, laws: Laws) -> Iterator
             if (one.read_bytes_per_s is None or one.flop_per_s is None) and f"{i}.weights" not in shown
         ]
         if unknown:
-            yield f"What {', '.join(unknown)} can do at best is not known, so a typical card is assumed."
+            yield f"What {', '.join(unknown)} can do at best is not known in full, so a typical card fills in."
     if not uses_host(question):
         return
     host = rig.host

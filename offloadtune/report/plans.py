@@ -42,9 +42,9 @@ _BASES = {
     RuntimeBasis.UNKNOWN: "runtime unknown until a sweep has run on it",
 }
 _SPEED_BASES = {
-    Basis.CATALOGUE: "from the catalogue: nobody measured this machine",
+    Basis.CATALOGUE: "from the catalogue",
     Basis.CALIBRATED: "calibrated by runs on this machine",
-    Basis.MEASURED: "measured here",
+    Basis.MEASURED: "measured on this machine",
 }
 _N_GAINS_SHOWN = 3
 _FRAC_WORTH_SAYING = 0.01
@@ -162,6 +162,8 @@ def _modest(value: float) -> float:
 
 
 def _basis(decode: Figure, prefill: Figure) -> str:
+    if decode.basis is prefill.basis is Basis.CATALOGUE:
+        return f"{_SPEED_BASES[decode.basis]}: nobody measured this machine"
     if decode.basis is prefill.basis:
         return _SPEED_BASES[decode.basis]
     return f"decode {_SPEED_BASES[decode.basis]}, prefill {_SPEED_BASES[prefill.basis]}"
