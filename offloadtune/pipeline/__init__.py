@@ -4,10 +4,14 @@ probing      the machine, the engine's devices, a header
 linking      what a card's link does while data moves
 examining    what holds the machine back, and the machine written down
 planning     what settings take, before anything is loaded
+questions    what is planned, and the arithmetic around it
+expecting    how fast it should be
+helping      what would help most
 here         the same on this machine's own devices
 batches      the same for every line of a file
 foretelling  what the engine itself says of them
 rooms        cards to plan on, by name
+rigs         what they, or this machine, can do at best
 companions   a draft model or a projector beside it
 shapes       a model by name instead of by file
 calibrating  what trials taught of the devices

@@ -246,7 +246,7 @@ def test_a_line_of_many_doubles_or_a_long_name_takes_no_time() -> None:
 
 def test_what_the_readme_shows_is_understood() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = text.partition("## Does it fit?")[2].partition("\n## ")[0]
+    section = text.partition("## Does it fit, and how fast will it be?")[2].partition("\n## ")[0]
     shown = [json.loads(line) for line in section.splitlines() if line.strip().startswith("{") and "..." not in line]
     of_shape, of_file = (batches.request_of(json.dumps(spec)) for spec in shown)
     assert "devices" in answers(shown[0])[0]
