@@ -70,8 +70,9 @@ class Law:
     def spread_frac(self, amounts: Floats) -> Floats:
         """Standard deviation of the truth around `seconds`, as a part of it."""
         seconds = np.maximum(self.seconds(amounts), _TINY)
-        root = _root(self.covariance).T @ amounts
-        return np.asarray(np.sqrt((root * root).sum(axis=0) / seconds**2 + self.noise_frac**2))
+        root = np.ascontiguousarray(_root(self.covariance).T) @ amounts
+        variance: Floats = np.einsum("ij,ij->j", root, root) / seconds**2
+        return np.sqrt(variance + self.noise_frac**2)
 
     def interval(self, amounts: Floats) -> tuple[Floats, Floats, Floats]:
         """Seconds expected, and between which they lie in 90 of 100 cases; alike in ratio above and below."""

@@ -192,7 +192,7 @@ class _Placed:
             rows += [weights, here * flash, here * ~flash, self.n_blocks(i) + self.output_on(i)]
         weights = (self.weights_on_host(touched) + ~self.has_output * self.output_bytes) * work.slower_memory
         cache = n_seq * self.cache_bytes(cells, self.zero, self.host_attends()) * work.slower_memory
-        rows += [weights, cache * flash, cache * ~flash, self.first * work.slower_memory]
+        rows += [weights, cache * flash, cache * ~flash, self.first + 0.0]
         return np.stack([*rows, link, self.handovers(), self.mixed(), np.ones_like(n_seq)])
 
     def prefill(self, work: Work) -> Floats:
