@@ -15,7 +15,9 @@ def expected(space: Space, settings: Settings) -> Expected | None:
     if space.laws is None:
         return None
     workload = space.workload
-    found = predict(space.facts, settings, space.laws, n_prompt=workload.n_prompt_new, depth=workload.n_prefix_cached)
+    found = predict(
+        space.facts, settings, space.laws(settings), n_prompt=workload.n_prompt_new, depth=workload.n_prefix_cached
+    )
     return Expected(
         ttft_s=_estimate(found.ttft_s),
         decode_tok_per_s=_estimate(found.decode_tok_per_s),

@@ -12,11 +12,13 @@ from offloadtune.speed.law import Law, calibrated, contradiction, misses, residu
 from offloadtune.speed.predicting import (
     N_PROMPT_USUAL,
     Laws,
+    Predictions,
     amounts_for,
     is_float_file,
     laws_of,
     laws_of_kind,
     predict,
+    predict_many,
 )
 from offloadtune.speed.priors import prior_of
 from offloadtune.speed.terms import Term, Work, amounts_of, terms_of
@@ -25,6 +27,7 @@ __all__ = [
     "N_PROMPT_USUAL",
     "Law",
     "Laws",
+    "Predictions",
     "Term",
     "Work",
     "amounts_for",
@@ -37,6 +40,7 @@ __all__ = [
     "least_seconds",
     "misses",
     "predict",
+    "predict_many",
     "prior_of",
     "residuals_of",
     "run_of",
