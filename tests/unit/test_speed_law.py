@@ -81,6 +81,17 @@ def test_runs_teach_what_the_machine_does(phase: Phase) -> None:
     assert (law.spread_frac(elsewhere) < prior.spread_frac(elsewhere)).all()
 
 
+@pytest.mark.parametrize("factor", [0.02, 100.0])
+@pytest.mark.parametrize("phase", Phase)
+def test_a_machine_unlike_any_of_its_kind_is_believed(phase: Phase, factor: float) -> None:
+    prior = prior_of(phase, RIG)
+    truth = prior.mean * factor
+    law = calibrated(prior, runs_of(prior, truth, noise_frac=0.01))
+    elsewhere = amounts(phase, depth=2048)
+    np.testing.assert_allclose(law.seconds(elsewhere), truth @ elsewhere, rtol=0.1)
+    assert contradiction(law) == ""
+
+
 @pytest.mark.parametrize("phase", Phase)
 def test_two_runs_leave_open_what_they_did_not_touch(phase: Phase) -> None:
     prior = prior_of(phase, RIG)
