@@ -13,7 +13,7 @@ from typing import Any
 from offloadtune.catalogue.names import folded, unknown
 from offloadtune.errors import UnknownNameError
 
-_VARIANTS = re.compile(r"\b(?:instruct|chat|it|base|hf)\b", re.IGNORECASE)
+_VARIANTS = re.compile(r"\b(?:instruct|chat|it|base|hf|qat)\b|\(.*?\)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,8 @@ def per_layer(value: int | tuple[int, ...], n_layer: int) -> tuple[int, ...]:
 def find_shape(name: str) -> Shape:
     """The shape of the model called `name`: its key, label or an alias, case and punctuation aside.
 
-    The words "Instruct", "Chat", "it" and "Base" change no shape and may be there. Raises UnknownNameError with the
-    nearest names.
+    The words "Instruct", "Chat", "it", "Base" and "QAT", and remarks in brackets, change no shape and may be there.
+    Raises UnknownNameError with the nearest names.
     """
     plain = _VARIANTS.sub(" ", name.replace("_", " "))
     found = _by_name().get(folded(name)) or _by_name().get(folded(plain))
