@@ -11,6 +11,7 @@ rooms        cards to plan on, by name
 companions   a draft model or a projector beside it
 shapes       a model by name instead of by file
 calibrating  what trials taught of the devices
+speed_memory what runs showed of this machine's speed
 sweeping     one sweep from its checks to its answer
 checking     what cannot be measured is refused first
 measuring    one sweep under way: self-test, trials, rounds side by side

@@ -8,9 +8,10 @@ together, their means and their covariance: first by a prior for machines of the
 
 `calibrated` minimises, over coefficients of at least 0 (non-negative least squares, scipy's nnls),
 
-    sum over runs of ((predicted - measured) / (measured x noise))^2  +  (theta - prior)' prior covariance^-1 (same)
+    sum over runs of ((predicted - measured) / (measured x noise))^2  +  d' C^-1 d
 
-where the second part gives way for coefficients that the runs show to be far from what machines of the kind have.
+with C the prior's covariance as parts of its means, and d how far each coefficient is from its mean: theta / mean - 1
+below it, log(theta / mean) above.
 """
 
 from __future__ import annotations
@@ -38,14 +39,13 @@ CONTRADICTION_FRAC = 0.15
 _N_PRIOR_RUNS = 4
 """The prior's word on the law's own error counts as much as so many runs."""
 
-_N_REWEIGHTINGS = 8
-_TAIL = 4.0
-"""How far, in squares of its width, the prior pulls in full; beyond it gives way."""
-
 _MATTERS_FRAC = 0.1
 """A term that takes less of a time than this may stay unknown."""
 
 _TINY = 1e-12
+_N_STEPS_MOST = 50
+_STEP = 10.0
+"""A coefficient changes by no more than so many times in a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,9 +124,11 @@ def calibrated(prior: Law, runs: Sequence[Run]) -> Law:
         return prior
     rows = np.stack([amounts_of_run(prior, run) / run.seconds for run in runs])
     noise = np.array([math.hypot(prior.calibrated_noise_frac, run.noise_frac) for run in runs])
-    mean, covariance = _solved(prior, rows / noise[:, None], 1.0 / noise)
-    residuals = (rows @ mean - 1.0) / noise
-    scale = (_N_PRIOR_RUNS + float(residuals @ residuals)) / (_N_PRIOR_RUNS + len(runs))
+    weighted = rows / noise[:, None]
+    mean, covariance = _solved(prior, weighted, 1.0 / noise)
+    residuals = weighted @ mean - 1.0 / noise
+    n_learnt = float(np.einsum("ij,jk,ik->", weighted, covariance, weighted))  # of what the runs say, used up by now
+    scale = (_N_PRIOR_RUNS + float(residuals @ residuals)) / (_N_PRIOR_RUNS + len(runs) - n_learnt)
     worst = max(scale, 1.0)
     return dataclasses.replace(
         prior,
@@ -167,20 +169,24 @@ def misses(law: Law, run: Run) -> bool:
 def _solved(prior: Law, rows: Floats, ones: Floats) -> tuple[Floats, Floats]:
     """Mean and covariance of the coefficients by runs (`rows` times them is `ones`) and prior together.
 
-    Solved in coefficients relative to the prior's, so that all are of one size. The prior has heavy tails (its rows are
-    weighted anew by how far off they were): a device that is a hundred times slower than any of its kind is believed.
+    Solved in coefficients relative to the prior's, so that all are of one size; where one is more than was believed it
+    is the logarithm that counts: of a device that nobody knows it may be a hundred times as much. That makes it a
+    problem to be solved in steps, each linear, from all coefficients being off alike.
     """
     from scipy.optimize import nnls  # noqa: PLC0415 - half a second to load, and most laws are never solved
 
     size = np.maximum(prior.mean, _TINY * np.max(prior.mean))
     whitened = np.linalg.inv(_root(prior.covariance / np.outer(size, size)))
-    believed = prior.mean / size
-    relative, weights = believed, np.ones(len(believed))
-    for _ in range(_N_REWEIGHTINGS):
-        pull = np.sqrt(weights)[:, None] * whitened
-        design = np.vstack([rows * size, pull])
-        relative, _residual = nnls(design, np.concatenate([ones, pull @ believed]))
-        weights = 1.0 / (1.0 + (whitened @ (relative - believed)) ** 2 / _TAIL)
+    relative = np.full(len(size), float(np.median(ones / np.maximum(rows @ size, _TINY))))
+    for _ in range(_N_STEPS_MOST):
+        above = relative > 1
+        slope = np.where(above, 1 / np.maximum(relative, 1), 1.0)
+        beyond = np.where(above, np.log(np.maximum(relative, 1)), relative - 1)
+        design = np.vstack([rows * size, whitened * slope])
+        before, (relative, _) = relative, nnls(design, np.concatenate([ones, whitened @ (slope * relative - beyond)]))
+        relative = np.clip(relative, before / _STEP * above, np.maximum(before, 1) * _STEP)
+        if np.allclose(relative, before, rtol=1e-3, atol=1e-6):
+            break
     covariance = np.linalg.inv(design.T @ design)  # a coefficient held at 0 stays as uncertain as if it were free
     return relative * size, covariance * np.outer(size, size)
 

@@ -1,4 +1,4 @@
-"""What is kept between runs: journals, trends of benches, llama-bench's rows, machines, facts that are dear to find.
+"""What is kept between runs: journals, trends of benches, llama-bench's rows, machines and speeds, facts dear to find.
 
 Rejected: one SQLite file (one corruption loses every sweep, migrations in SQL); a journal can be read with `less`.
 """
@@ -19,18 +19,35 @@ from offloadtune.store.machines import (
 )
 from offloadtune.store.rows import StoredRows, append_rows, keep_imported, machine_of, read_stored_rows
 from offloadtune.store.soundness import check_settings
+from offloadtune.store.speeds import (
+    N_RUNS_KEPT,
+    SPEED_FORMAT,
+    KeptRun,
+    RunKind,
+    SpeedMaker,
+    keep_runs,
+    maker_of,
+    merged,
+    read_speeds,
+    speed_path,
+)
 from offloadtune.store.trends import TREND_FORMAT, BrokenLine, TrendContent, append_run, read_runs, trend_paths
 
 __all__ = [
     "FORMAT",
     "MACHINE_FORMAT",
+    "N_RUNS_KEPT",
     "RULER",
+    "SPEED_FORMAT",
     "TREND_FORMAT",
     "BrokenLine",
     "FactFile",
     "Journal",
     "JournalContent",
+    "KeptRun",
     "Owner",
+    "RunKind",
+    "SpeedMaker",
     "StoredRows",
     "SweepHeader",
     "TrendContent",
@@ -42,9 +59,12 @@ __all__ = [
     "from_json",
     "has_lines",
     "keep_imported",
+    "keep_runs",
     "machine_of",
     "machine_path",
+    "maker_of",
     "measuring_alone",
+    "merged",
     "owner_now",
     "previous_path",
     "profiles_dir",
@@ -52,8 +72,10 @@ __all__ = [
     "read_journal",
     "read_machine",
     "read_runs",
+    "read_speeds",
     "read_stored_rows",
     "render_machine",
+    "speed_path",
     "to_json",
     "trend_paths",
     "with_figures_of",

@@ -118,13 +118,15 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
         for phase in Phase:
             prior = prior_of(phase, RIG)
             truth = drawn(prior, seed)
-            runs = runs_of(prior, truth, noise_frac=0.02, seed=seed)
-            law = calibrated(prior, runs[seed % 4 :: 6])
+            own = prior.calibrated_noise_frac  # no law is exact
+            runs = runs_of(prior, truth, noise_frac=math.hypot(0.02, own), seed=seed)
+            law = calibrated(prior, [dataclasses.replace(run, noise_frac=0.02) for run in runs[seed % 4 :: 6]])
             elsewhere = amounts(phase, depth=2048)
             _, low, high = law.interval(elsewhere)
-            exact = truth @ elsewhere
+            errors = np.random.default_rng(seed + 1000).normal(0.0, own, elsewhere.shape[1])
+            exact = (truth @ elsewhere) * np.exp(errors)
             held.append(float(((low <= exact) & (exact <= high)).mean()))
-    assert 0.85 <= np.mean(held) <= 0.99
+    assert 0.87 <= np.mean(held) <= 0.96
 
 
 def test_runs_that_contradict_each_other_are_named() -> None:
