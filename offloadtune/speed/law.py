@@ -39,8 +39,8 @@ CONTRADICTION_FRAC = 0.15
 _N_PRIOR_RUNS = 4
 """The prior's word on the law's own error counts as much as so many runs."""
 
-_MATTERS_FRAC = 0.1
-"""A term that takes less of a time than this may stay unknown."""
+_ENOUGH_TIMES = 3.0
+"""Terms are known well enough when together they are no more uncertain than so many times the law itself."""
 
 _TINY = 1e-12
 _N_STEPS_MOST = 50
@@ -95,14 +95,14 @@ class Law:
         parts = self.mean * amounts
         return {term: float(part / parts.sum()) for term, part in zip(self.terms, parts, strict=True) if part > 0}
 
-    def untouched(self, amounts: Floats) -> str:
-        """The largest term of a query, shape (n_terms,), that matters to it and that no run had; "" for none."""
-        ran = np.zeros(len(self.terms), dtype=np.bool_)
-        for run in self.runs:
-            ran |= amounts_of_run(self, run) > 0
-        parts = np.where(ran, 0.0, self.mean * amounts)
-        worst = int(parts.argmax())
-        return self.terms[worst].words if parts[worst] > _MATTERS_FRAC * float(self.mean @ amounts) else ""
+    def least_known(self, amounts: Floats) -> Term | None:
+        """The term that makes one query, shape (n_terms,), uncertain; None where what the runs showed is enough.
+
+        It is one that no run had, or had enough of: a cache of which the runs filled little, say.
+        """
+        parts = amounts * (self.covariance @ amounts) / max(float(self.mean @ amounts), _TINY) ** 2
+        is_enough = parts.sum() <= (_ENOUGH_TIMES * self.calibrated_noise_frac) ** 2
+        return None if is_enough else self.terms[int(parts.argmax())]
 
 
 def amounts_of_run(law: Law, run: Run) -> Floats:

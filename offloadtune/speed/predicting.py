@@ -149,8 +149,9 @@ def _words(laws: Laws, step: Floats, prompt: Floats) -> list[str]:
     for law, amounts in ((laws.decode, step), (laws.prefill, prompt)):
         if sentence := contradiction(law):
             words.append(sentence)
-        if law.runs and (strange := law.untouched(amounts)):
-            words.append(f"No run here has shown what {strange} takes, so the {law.phase.value} is less certain.")
+        if law.runs and (term := law.least_known(amounts)):
+            what = f"No run here has shown well enough what {term.words} takes"
+            words.append(f"{what}, so the {law.phase.value} is less certain.")
     return words
 
 

@@ -101,8 +101,25 @@ def test_two_runs_leave_open_what_they_did_not_touch(phase: Phase) -> None:
     column, spread = amounts(phase), law.spread_frac(amounts(phase))
     assert spread[on_card].max() < 0.07
     assert spread[0] > 2 * spread[on_card].max()
-    assert law.untouched(column[:, on_card[0]]) == ""
-    assert law.untouched(column[:, 1])  # a prompt on the host, a step on the host
+    assert law.least_known(column[:, on_card[0]]) is None
+    on_host = law.least_known(column[:, 1])
+    assert on_host is not None
+    assert on_host.place == "host"
+
+
+def test_far_beyond_what_was_measured_the_word_is_less_certain() -> None:
+    prior = prior_of(Phase.DECODE, RIG)
+    near = [run for run in runs_of(prior, prior.mean) if int(run.label.split()[1]) < len(SETTINGS)]  # empty caches
+    law = calibrated(prior, near)
+    at_hand, far = (
+        amounts_for(Phase.DECODE, FACTS, (SETTINGS[-1].replace(n_ctx=1 << 17),), RIG, n_prompt=1, depth=depth)
+        for depth in (128, 120_000)
+    )
+    assert law.least_known(at_hand[:, 0]) is None
+    assert law.spread_frac(far)[0] > 3 * law.spread_frac(at_hand)[0]
+    term = law.least_known(far[:, 0])
+    assert term is not None
+    assert term.kind == "cache"
 
 
 def test_no_runs_teach_nothing() -> None:
