@@ -435,11 +435,25 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a trial was expected to reach before it ran, by what its estimates say they rest on.
+
+    `bound_tok_per_s` is what no run of its placement can exceed when writing, and `bound_prefill_tok_per_s` when
+    reading; None where a device or the memory does not say what it does at best.
+    """
+
+    ttft_s: Estimate
+    decode_tok_per_s: Estimate
+    bound_tok_per_s: float | None = None
+    bound_prefill_tok_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
     """What one trial showed. `reason` is a sentence when the outcome is not ok.
 
     `device_peak_bytes` is the fall of each device's free memory up to the end of the feasibility run, and
-    `device_predicted_bytes` what was expected of it before;
+    `device_predicted_bytes` what was expected of it before, as `expected` is of its speed;
     `effective` holds the values the engine really used, where they differ from those asked.
     """
 
@@ -450,6 +464,7 @@ class TrialResult:
     memory: tuple[MemoryUse, ...] = ()
     device_peak_bytes: tuple[tuple[str, int], ...] = ()
     device_predicted_bytes: tuple[tuple[str, int], ...] = ()
+    expected: Expected | None = None
     host_peak_rss_bytes: int | None = None
     load_ns: int | None = None
     effective: tuple[tuple[str, Any], ...] = ()

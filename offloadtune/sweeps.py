@@ -112,3 +112,9 @@ class SweepReport:
     journal_path: Path
     is_interrupted: bool
     duration_s: float
+
+    @property
+    def chosen(self) -> TrialResult | None:
+        """The trial of the recommended settings."""
+        trial_id = self.recommendation.trial.trial_id
+        return next((result for result in self.results if result.trial.trial_id == trial_id), None)

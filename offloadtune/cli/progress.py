@@ -82,10 +82,12 @@ def _result_words(event: TrialFinished) -> str:
     result = event.result
     if result.outcome is not Outcome.OK:
         return f"{result.outcome.value.replace('_', ' ')} - {result.reason}"
-    visit = result.visits[-1]
+    visit, foretold = result.visits[-1], result.expected
+    ttft = f" ({format_seconds(foretold.ttft_s.p50)} expected)" if foretold else ""
+    decode = f" ({format_tok_per_s(foretold.decode_tok_per_s.p50)} expected)" if foretold else ""
     return (
-        f"first token {format_seconds(visit.ttft_s)}, reads {format_tok_per_s(visit.prefill_tok_per_s)}, "
-        f"writes {format_tok_per_s(1 / visit.token_s)}"
+        f"first token {format_seconds(visit.ttft_s)}{ttft}, reads {format_tok_per_s(visit.prefill_tok_per_s)}, "
+        f"writes {format_tok_per_s(1 / visit.token_s)}{decode}"
     )
 
 

@@ -18,12 +18,14 @@ from offloadtune.engine import Runner, VisitPlan, is_gone, self_test
 from offloadtune.errors import StoreError
 from offloadtune.pipeline.checking import check_memory
 from offloadtune.pipeline.devices import DeviceMemory
+from offloadtune.pipeline.foresight import Foresight
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.journals import side_by_side
 from offloadtune.pipeline.probing import standing_now
 from offloadtune.pipeline.rebuilding import rebuild_words
 from offloadtune.pipeline.resuming import earlier_header, open_journal
 from offloadtune.pipeline.spaces import SelfTestMemory, space_of, wanted_n_ctx
+from offloadtune.pipeline.speed_memory import SpeedMemory
 from offloadtune.pipeline.undisturbed import Undisturbed
 from offloadtune.probe import probe_host
 from offloadtune.recommend import N_ROUNDS_LEAST, are_used_up, is_decided, recommend
@@ -65,6 +67,7 @@ class Measuring:
         self.space = space_of(facts, header)
         check_memory(request.fixed, facts, self.machine, n_ctx=self.space.n_ctx)
         self.device_memory = DeviceMemory(facts, self.machine, self.engine)
+        self.foresight = Foresight(SpeedMemory(facts, self.machine, self.engine), listen)
         self._tell_kept()
         self.plan = VisitPlan(
             workload=request.workload, n_steps=max(1, min(request.workload.n_gen - 1, _N_STEPS)), n_visits=1
@@ -102,7 +105,7 @@ class Measuring:
                 self._keep(TrialResult(trial=self.running, outcome=Outcome.CANCELLED, reason="stopped by the user"))
 
     def _screen(self) -> None:
-        while trial := search.next_trial(self.space, self.results):
+        while trial := search.next_trial(self.foresight.beside(self.space), self.results):
             if self._remaining_s() <= 0 or self._must_compare_now():
                 return
             trial = self._after_self_test(trial)
@@ -115,12 +118,16 @@ class Measuring:
                 )
             )
             self.running = trial
-            predicted = self.device_memory.predicted(trial.settings)
+            predicted, expected = (
+                self.device_memory.predicted(trial.settings),
+                self.foresight.expected(self.space, trial.settings),
+            )
             result = self.undisturbed.run(trial, self.plan, timeout_s=self._trial_s())
             self.running = None
-            result = dataclasses.replace(result, device_predicted_bytes=predicted)
+            result = dataclasses.replace(result, device_predicted_bytes=predicted, expected=expected)
             self.device_memory.learn(result)
             self._keep(result)
+            self.foresight.learn(result)
             self._heed_interrupt()
             if self._tell_if_gone(result):
                 return
@@ -233,7 +240,7 @@ class Measuring:
             return trial
         self.space = dataclasses.replace(self.space, kept={**self.space.kept, **found.knobs})
         self.journal.append_kept(self.space.kept)
-        return search.next_trial(self.space, self.results) or trial
+        return search.next_trial(self.foresight.beside(self.space), self.results) or trial
 
     def _tell_kept(self) -> None:
         if self.space.kept:

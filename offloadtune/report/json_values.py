@@ -53,6 +53,7 @@ def sweep_json(report: SweepReport) -> dict[str, Any]:
         },
         "baselines": {name: _figures(one) for name, one in report.baselines.items()},
         "recommended": _recommended(report.recommendation),
+        "expected": _expected(report),
         "memory": _memory(report),
         "skipped": list(report.skipped),
         "apply": report.apply_text,
@@ -64,10 +65,25 @@ def sweep_json(report: SweepReport) -> dict[str, Any]:
     }
 
 
+def _expected(report: SweepReport) -> dict[str, Any] | None:
+    """What was expected of the recommended settings before they ran; null where nothing was."""
+    expected = report.chosen.expected if report.chosen else None
+    if expected is None:
+        return None
+    figures = {"ttft_s": expected.ttft_s, "decode_tok_per_s": expected.decode_tok_per_s}
+    return {
+        **{
+            name: {"value": one.p50, "low": one.low, "high": one.high, "basis": one.basis.value}
+            for name, one in figures.items()
+        },
+        "bound_tok_per_s": expected.bound_tok_per_s,
+        "bound_prefill_tok_per_s": expected.bound_prefill_tok_per_s,
+    }
+
+
 def _memory(report: SweepReport) -> dict[str, Any]:
     """Peak and expectation of each device under the recommended settings."""
-    trial_id = report.recommendation.trial.trial_id
-    chosen = next((one for one in report.results if one.trial.trial_id == trial_id), None)
+    chosen = report.chosen
     predicted = dict(chosen.device_predicted_bytes) if chosen else {}
     return {
         name: {"peak_bytes": peak, "predicted_bytes": predicted.get(name)}

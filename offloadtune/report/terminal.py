@@ -83,6 +83,7 @@ def sweep_view(report: SweepReport) -> RenderableType:
     """The answer: figures, settings, reasons, and how to use it."""
     return Group(
         *answer_lines(report.recommendation, report.baselines, report.n_steps, report.skipped),
+        *_expected_lines(report),
         *_memory_lines(report),
         *use_lines(report.recommendation, report.apply_text),
         Text(_outcome_words(report), style="dim"),
@@ -92,10 +93,23 @@ def sweep_view(report: SweepReport) -> RenderableType:
     )
 
 
+def _expected_lines(report: SweepReport) -> Iterator[RenderableType]:
+    """What was expected of the recommended settings before they ran, and what their placement allows at most."""
+    chosen = report.chosen
+    if chosen is None or chosen.expected is None:
+        return
+    ttft, decode, bound = chosen.expected.ttft_s, chosen.expected.decode_tok_per_s, chosen.expected.bound_tok_per_s
+    most = f"; memory allows {format_tok_per_s(bound)} at most" if bound else ""
+    yield Text(
+        f"expected before it ran ({ttft.basis.value}): first token {format_seconds(ttft.low)} to "
+        f"{format_seconds(ttft.high)}, writing {format_tok_per_s(decode.low)} to {format_tok_per_s(decode.high)}{most}",
+        style="dim",
+    )
+
+
 def _memory_lines(report: SweepReport) -> Iterator[RenderableType]:
     """What the recommended settings took of each device, beside what was expected."""
-    trial = report.recommendation.trial
-    chosen = next((result for result in report.results if result.trial.trial_id == trial.trial_id), None)
+    chosen = report.chosen
     predicted = dict(chosen.device_predicted_bytes) if chosen else {}
     for name, peak in chosen.device_peak_bytes if chosen else ():
         if peak and name in predicted:

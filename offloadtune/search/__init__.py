@@ -1,6 +1,7 @@
 """Which trial is next: pure functions of what is known so far."""
 
 from offloadtune.search.cost import is_feasible, is_over_limit, measured, ran_out, result_cost, visit_cost
+from offloadtune.search.expecting import expected
 from offloadtune.search.plan import candidates, finalists, next_trial, skipped
 from offloadtune.search.space import (
     FIT_MARGIN_BYTES,
@@ -21,6 +22,7 @@ __all__ = [
     "baseline_trials",
     "can_fit",
     "candidates",
+    "expected",
     "finalists",
     "is_feasible",
     "is_over_limit",

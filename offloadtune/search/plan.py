@@ -2,7 +2,8 @@
 
 Order: placements until the first that runs (ladder.py); what the answer is compared with, the CPU alone and what the
 target would do unasked; further placements up to the most that runs; then neighbours of the best so far
-(neighbours.py). Only settings that leave the stored precision of weights and cache alone are ever proposed.
+(neighbours.py), those first of which the speed law expects most (expecting.py). Only settings that leave the stored
+precision of weights and cache alone are ever proposed.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from offloadtune.footprint import estimate_footprint
-from offloadtune.records import Goal, Trial, TrialResult
+from offloadtune.records import Goal, Settings, Trial, TrialResult
 from offloadtune.search.cost import is_feasible, result_cost
+from offloadtune.search.expecting import expected_cost
 from offloadtune.search.ladder import next_placement
 from offloadtune.search.neighbours import neighbours
 from offloadtune.search.space import Space, baseline_trials, can_fit, start_settings
@@ -36,10 +38,15 @@ def next_trial(space: Space, results: Sequence[TrialResult]) -> Trial | None:
     if not feasible:
         return None
     best = min(feasible, key=lambda result: result_cost(result, space.goal, space.workload))
-    for settings, why in neighbours(space, best.trial.settings, ran):
-        if settings not in tried and can_fit(space, settings):
-            return space.trial(settings, why)
-    return None
+    steps = [
+        (settings, why)
+        for settings, why in neighbours(space, best.trial.settings, ran)
+        if settings not in tried and can_fit(space, settings)
+    ]
+    if not steps:
+        return None
+    settings, why = min(steps, key=lambda step: _promise(space, best.trial.settings, step[0]))
+    return space.trial(settings, why)
 
 
 def candidates(space: Space, results: Sequence[TrialResult]) -> list[TrialResult]:
@@ -85,6 +92,11 @@ def skipped(space: Space) -> tuple[str, ...]:
         reasons.append(f"n_ubatch above 512: a prompt of {space.workload.n_prompt_new} new tokens is one batch already")
     reasons.append("quantised KV cache: it changes the stored precision")
     return tuple(reasons)
+
+
+def _promise(space: Space, best: Settings, settings: Settings) -> tuple[bool, float]:
+    """Sorting key of steps from `best`: those without a load first, among them what the law expects most of."""
+    return settings.placement != best.placement, expected_cost(space, settings)
 
 
 def _next_placement(space: Space, results: Sequence[TrialResult]) -> Trial | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from offloadtune.footprint import estimate_footprints, pad_256
 from offloadtune.records import GgufFacts, Goal, Settings, Target, Trial, Workload
+from offloadtune.speed import Laws
 
 FIT_MARGIN_BYTES = 1 << 30
 """What llama.cpp's --fit rule leaves free on each device."""
@@ -27,6 +28,7 @@ class Space:
     `no_fit` says why its answer cannot be tried at all, "" where it can.
     `runtime_bytes` is what earlier trials took of the devices beyond any footprint, 0 where none has told.
     Cores and threads are those this process may use; `n_os_cpus` counts all of the system's, as front ends do.
+    `laws` says what is believed of the speed of settings like those given, None where nothing is to be foretold.
     """
 
     facts: GgufFacts
@@ -45,6 +47,7 @@ class Space:
     no_fit: str = ""
     lists_devices: bool = False
     runtime_bytes: int = 0
+    laws: Callable[[Settings], Laws] | None = field(default=None, compare=False, repr=False)
 
     @property
     def everything(self) -> int:

@@ -14,11 +14,13 @@ from offloadtune.speed.law import Law, calibrated, contradiction, misses, residu
 from offloadtune.speed.predicting import (
     N_PROMPT_USUAL,
     Laws,
+    Predictions,
     amounts_for,
     is_float_file,
     laws_of,
     laws_of_kind,
     predict,
+    predict_many,
 )
 from offloadtune.speed.priors import prior_of
 from offloadtune.speed.terms import Term, Work, amounts_of, terms_of
@@ -27,6 +29,7 @@ __all__ = [
     "N_PROMPT_USUAL",
     "Law",
     "Laws",
+    "Predictions",
     "Term",
     "Turn",
     "Work",
@@ -43,6 +46,7 @@ __all__ = [
     "misses",
     "next_quant_down",
     "predict",
+    "predict_many",
     "prior_of",
     "residuals_of",
     "run_of",

@@ -39,8 +39,8 @@ CONTRADICTION_FRAC = 0.15
 _N_PRIOR_RUNS = 4
 """The prior's word on the law's own error counts as much as so many runs."""
 
-_MATTERS_FRAC = 0.1
-"""A term that takes less of a time than this may stay unknown."""
+_ENOUGH_TIMES = 3.0
+"""Terms are known well enough when together they are no more uncertain than so many times the law itself."""
 
 _TINY = 1e-12
 _N_STEPS_MOST = 50
@@ -76,8 +76,9 @@ class Law:
     def spread_frac(self, amounts: Floats) -> Floats:
         """Standard deviation of the truth around `seconds`, as a part of it."""
         seconds = np.maximum(self.seconds(amounts), _TINY)
-        root = _root(self.covariance).T @ amounts
-        return np.asarray(np.sqrt((root * root).sum(axis=0) / seconds**2 + self.noise_frac**2))
+        root = np.ascontiguousarray(_root(self.covariance).T) @ amounts
+        variance: Floats = np.einsum("ij,ij->j", root, root) / seconds**2
+        return np.sqrt(variance + self.noise_frac**2)
 
     def interval(self, amounts: Floats) -> tuple[Floats, Floats, Floats]:
         """Seconds expected, and between which they lie in 90 of 100 cases; alike in ratio above and below."""
@@ -94,14 +95,14 @@ class Law:
         parts = self.mean * amounts
         return {term: float(part / parts.sum()) for term, part in zip(self.terms, parts, strict=True) if part > 0}
 
-    def untouched(self, amounts: Floats) -> str:
-        """The largest term of a query, shape (n_terms,), that matters to it and that no run had; "" for none."""
-        ran = np.zeros(len(self.terms), dtype=np.bool_)
-        for run in self.runs:
-            ran |= amounts_of_run(self, run) > 0
-        parts = np.where(ran, 0.0, self.mean * amounts)
-        worst = int(parts.argmax())
-        return self.terms[worst].words if parts[worst] > _MATTERS_FRAC * float(self.mean @ amounts) else ""
+    def least_known(self, amounts: Floats) -> Term | None:
+        """The term that makes one query, shape (n_terms,), uncertain; None where what the runs showed is enough.
+
+        It is one that no run had, or had enough of: a cache of which the runs filled little, say.
+        """
+        parts = amounts * (self.covariance @ amounts) / max(float(self.mean @ amounts), _TINY) ** 2
+        is_enough = parts.sum() <= (_ENOUGH_TIMES * self.calibrated_noise_frac) ** 2
+        return None if is_enough else self.terms[int(parts.argmax())]
 
 
 def amounts_of_run(law: Law, run: Run) -> Floats:
@@ -123,9 +124,11 @@ def calibrated(prior: Law, runs: Sequence[Run]) -> Law:
         return prior
     rows = np.stack([amounts_of_run(prior, run) / run.seconds for run in runs])
     noise = np.array([math.hypot(prior.calibrated_noise_frac, run.noise_frac) for run in runs])
-    mean, covariance = _solved(prior, rows / noise[:, None], 1.0 / noise)
-    residuals = (rows @ mean - 1.0) / noise
-    scale = (_N_PRIOR_RUNS + float(residuals @ residuals)) / (_N_PRIOR_RUNS + len(runs))
+    weighted = rows / noise[:, None]
+    mean, covariance = _solved(prior, weighted, 1.0 / noise)
+    residuals = weighted @ mean - 1.0 / noise
+    n_learnt = float(np.einsum("ij,jk,ik->", weighted, covariance, weighted))  # of what the runs say, used up by now
+    scale = (_N_PRIOR_RUNS + float(residuals @ residuals)) / (_N_PRIOR_RUNS + len(runs) - n_learnt)
     worst = max(scale, 1.0)
     return dataclasses.replace(
         prior,
@@ -184,10 +187,7 @@ def _solved(prior: Law, rows: Floats, ones: Floats) -> tuple[Floats, Floats]:
         relative = np.clip(relative, before / _STEP * above, np.maximum(before, 1) * _STEP)
         if np.allclose(relative, before, rtol=1e-3, atol=1e-6):
             break
-    inside = relative > 0
-    precision = design[:, inside].T @ design[:, inside]
-    covariance = np.zeros_like(prior.covariance)
-    covariance[np.ix_(inside, inside)] = np.linalg.inv(precision)
+    covariance = np.linalg.inv(design.T @ design)  # a coefficient held at 0 stays as uncertain as if it were free
     return relative * size, covariance * np.outer(size, size)
 
 

@@ -17,11 +17,13 @@ Sources: ggml-backend.cpp (splits, copies of inputs), llama-context.cpp (ubatche
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offloadtune.footprint.anatomy import Anatomy, Bools, Ints, anatomy_of, parameters_of, places_of
+from offloadtune.footprint.anatomy import Anatomy, Bools, ById, Ints, anatomy_of, parameters_of, places_of
 from offloadtune.footprint.compute import N_TOKENS_OFFLOADED
 from offloadtune.footprint.grid import HOST, Grid
 from offloadtune.footprint.weights import cells_of, slices_of
@@ -30,7 +32,7 @@ from offloadtune.speeds import Phase, Rig
 
 Floats = NDArray[np.float64]
 
-_N_AT_ONCE = 20_000
+N_AT_ONCE = 5_000
 """Queries whose arrays stay in the processor's cache."""
 
 _OF_PLACE = {
@@ -142,199 +144,218 @@ class Work:
 
 def amounts_of(phase: Phase, facts: GgufFacts, grid: Grid, work: Work, rig: Rig) -> Floats:
     """Amounts of every term, shape (n_terms, n_queries), for settings `grid` on the devices of `rig`."""
-    if len(grid) > _N_AT_ONCE:
-        parts = [
-            amounts_of(phase, facts, grid[i : i + _N_AT_ONCE], work[i : i + _N_AT_ONCE], rig)
-            for i in range(0, len(grid), _N_AT_ONCE)
-        ]
-        return np.concatenate(parts, axis=1)
-    placed = _Placed(anatomy_of(facts), grid, rig)
-    return placed.decode(work) if phase is Phase.DECODE else placed.prefill(work)
+    parts = [
+        Placed(facts, grid[part], rig).amounts(phase, work[part])
+        for part in (slice(i, i + N_AT_ONCE) for i in range(0, max(len(grid), 1), N_AT_ONCE))
+    ]
+    return np.concatenate(parts, axis=1)
 
 
-class _Placed:
-    """A file's blocks on the places of each setting, and sums over them."""
+class Placed:
+    """A file's blocks on the places of each setting: what each place holds, and the amounts of passages over them."""
 
-    def __init__(self, anatomy: Anatomy, grid: Grid, rig: Rig) -> None:
-        self.anatomy, self.grid, self.rig = anatomy, grid, rig
-        self.n_devices = len(rig.devices)
-        self.slices = slices_of(grid, anatomy.n_layer, rig.shares or [1.0] * max(self.n_devices, 1))
-        n_used, n_expert = anatomy.facts.n_expert_used, anatomy.facts.n_expert
-        self.used_frac = min(1.0, n_used / n_expert) if n_expert else 1.0
-        n_bytes, values = places_of(anatomy, HOST), parameters_of(anatomy)
-        self.dense_bytes, self.expert_bytes = _cumulated(n_bytes.dense[:-1]), _cumulated(n_bytes.experts[:-1])
-        self.dense_flop = _cumulated(2 * values.dense[:-1])
-        self.expert_flop = _cumulated(2 * values.experts[:-1]) * self.used_frac
-        self.output_bytes = float(n_bytes.dense[-1] + n_bytes.tied_copy)  # a tied output is the embedding
-        self.output_flop = 2.0 * float(values.dense[-1] + values.tied_copy)
-        self.zero = np.zeros_like(self.slices.first)
-        self.trunk = np.full_like(self.slices.first, anatomy.n_trunk)
-        self.first = np.minimum(self.slices.first, self.trunk)
-        self.has_output = self.slices.first <= anatomy.n_layer  # on a device
-        self.experts_from = np.minimum(grid.n_cpu_moe, self.trunk)
+    def __init__(self, facts: GgufFacts, grid: Grid, rig: Rig) -> None:
+        blocks = _blocks_of(ById(facts))
+        self.blocks, self.grid = blocks, grid
+        n_devices = len(rig.devices)
+        lends = bool(rig.devices) and rig.devices[0].offloads_ops
+        slices = slices_of(grid, blocks.n_layer, rig.shares or [1.0] * max(n_devices, 1))
+        first = np.minimum(slices.first, blocks.n_trunk)
+        experts_from = np.minimum(grid.n_cpu_moe, blocks.n_trunk)  # experts of blocks before this one are on the host
+        self.devices: list[_Share] = []
+        n_used = np.zeros_like(first)
+        for begin, end in zip(slices.begin[:n_devices], slices.end[:n_devices], strict=True):
+            low, high = np.minimum(begin, blocks.n_trunk), np.minimum(end, blocks.n_trunk)
+            kept = np.maximum(low, experts_from), np.maximum(high, experts_from)
+            has_output = np.asarray((begin <= blocks.n_layer) & (end > blocks.n_layer))
+            self.devices.append(_Share.of(blocks, (low, high), kept, has_output))
+            n_used += end > begin
+        zero, has_output = np.zeros_like(first), np.asarray(slices.first <= blocks.n_layer)
+        self.host = _Share.of(blocks, (zero, first), (zero, np.maximum(first, experts_from)), ~has_output)
         self.attends_on_device = grid.offload_kqv | grid.flash
+        self.is_away = ~grid.offload_kqv & grid.flash  # the cache, from devices that attend to it
+        self.is_lent = grid.op_offload & grid.has_devices & lends
+        self.mixed = ((first > 0) & has_output).astype(np.float64)
+        experts_away = np.maximum(experts_from - first, 0) * bool(blocks.has_experts)
+        caches_away = np.where(grid.offload_kqv, 0, blocks.n_trunk - first)
+        self.handovers = 2.0 * (experts_away + caches_away) + np.maximum(n_used - 1, 0)
 
-    # --- phases ---
+    def amounts(self, phase: Phase, work: Work) -> Floats:
+        """Amounts of a phase, shape (n_terms, n_queries)."""
+        return self._decode(work) if phase is Phase.DECODE else self._prefill(work)
 
-    def decode(self, work: Work) -> Floats:
+    def _decode(self, work: Work) -> Floats:
         """One step of `n_seq` sequences, each a token at `depth`."""
         n_seq = work.n_seq.astype(np.float64)
-        cells = _pad_256(work.depth + 1)
-        touched, flash = self.touched(n_seq), self.grid.flash
-        is_away = ~self.grid.offload_kqv & flash
+        cells, touched, flash = _pad_256(work.depth + 1), self._touched(n_seq), self.grid.flash
         rows: list[Floats] = []
-        link = np.zeros_like(n_seq)
-        for i in range(self.n_devices):
-            cache = n_seq * self.cache_bytes(cells, *self.bounds(i))
-            link = link + is_away * cache
+        link = kept_back = np.zeros_like(n_seq)
+        for share in self.devices:
+            cache = n_seq * self._cache_bytes(share, cells)
+            link, kept_back = link + cache * self.is_away, kept_back + cache * ~self.attends_on_device
             here = cache * self.attends_on_device
-            weights = self.weights_on_device(i, touched) + self.output_on(i) * self.output_bytes
-            rows += [weights, here * flash, here * ~flash, self.n_blocks(i) + self.output_on(i)]
-        weights = (self.weights_on_host(touched) + ~self.has_output * self.output_bytes) * work.slower_memory
-        cache = n_seq * self.cache_bytes(cells, self.zero, self.host_attends()) * work.slower_memory
-        rows += [weights, cache * flash, cache * ~flash, self.first * work.slower_memory]
-        return np.stack([*rows, link, self.handovers(), self.mixed(), np.ones_like(n_seq)])
+            rows += [self._weights(share, touched), here * flash, here * ~flash, share.n_blocks + share.has_output]
+            rows[-4] = rows[-4] + share.has_output * self.blocks.output_bytes
+        weights = self._weights(self.host, touched) + self.host.has_output * self.blocks.output_bytes
+        cache = (n_seq * self._cache_bytes(self.host, cells) + kept_back) * work.slower_memory
+        rows += [weights * work.slower_memory, cache * flash, cache * ~flash, self.host.n_blocks]
+        return np.stack([*rows, link, self.handovers, self.mixed, np.ones_like(n_seq)])
 
-    def prefill(self, work: Work) -> Floats:
+    def _prefill(self, work: Work) -> Floats:
         """A prompt, ubatch by ubatch: the full ones alike, and what is left of it in a last one."""
         n_each = self.grid.n_ubatch.astype(np.float64)
         n_full = np.floor(work.n_prompt / n_each)
         n_rest = work.n_prompt - n_full * n_each
         cells_full = work.depth + n_each * (n_full + 1) / 2  # on average over the full ubatches
-        total = n_full * self.ubatch(n_each, cells_full, work)
+        total = n_full * self._ubatch(n_each, cells_full, work)
         if n_rest.any():
             cells_rest = np.asarray(work.depth + work.n_prompt, dtype=np.float64)
-            total = total + (n_rest > 0) * self.ubatch(n_rest, cells_rest, work)
+            total += (n_rest > 0) * self._ubatch(n_rest, cells_rest, work)
         flop, n_bytes = (_OF_PLACE[Phase.PREFILL].index(kind) for kind in ("flop", "weights"))
-        for i in range(self.n_devices + 1):  # the output computes for one token
-            is_host, first = i == self.n_devices, i * len(_OF_PLACE[Phase.PREFILL])
-            is_here = ~self.has_output if is_host else self.output_on(i)
-            total[first + flop] += is_here * self.output_flop * (work.slower_compute if is_host else 1.0)
-            total[first + n_bytes] += is_here * self.output_bytes * (work.slower_memory if is_host else 1.0)
+        for i, share in enumerate((*self.devices, self.host)):  # the output computes for one token
+            is_host, row = share is self.host, i * len(_OF_PLACE[Phase.PREFILL])
+            total[row + flop] += share.has_output * self.blocks.output_flop * (work.slower_compute if is_host else 1.0)
+            total[row + n_bytes] += share.has_output * self.blocks.output_bytes * (work.slower_memory if is_host else 1)
         n_ubatches = n_full + (n_rest > 0)
-        return np.concatenate([total, [n_ubatches * self.mixed(), n_ubatches, np.ones_like(n_rest)]])
+        return np.concatenate([total, [n_ubatches * self.mixed, n_ubatches, np.ones_like(n_rest)]])
 
-    def ubatch(self, n_tokens: Floats, n_cells: Floats, work: Work) -> Floats:
+    def _ubatch(self, n_tokens: Floats, n_cells: Floats, work: Work) -> Floats:
         """The amounts of one ubatch whose tokens see `n_cells` on average, all but what counts ubatches and prompts."""
-        grid, touched, flash = self.grid, self.touched(n_tokens), self.grid.flash
-        is_lent = grid.op_offload & grid.has_devices & (n_tokens >= N_TOKENS_OFFLOADED) & self.lends
+        touched, flash, cells = self._touched(n_tokens), self.grid.flash, _pad_256(n_cells)
+        is_lent = self.is_lent & (n_tokens >= N_TOKENS_OFFLOADED)
         is_lent_attention = is_lent & flash
-        host_flop, host_weights = n_tokens * self.flop_on_host(), self.weights_on_host(touched)
-        host_attention = self.attention_flop(n_tokens, n_cells, self.zero, self.host_attends())
-        cells = _pad_256(n_cells)
-        link = is_lent * host_weights + is_lent_attention * self.cache_bytes(cells, self.zero, self.first)
-        link = link + (~grid.offload_kqv & flash) * self.cache_bytes(cells, self.first, self.trunk)
+        attends = [self._attention(share, n_tokens, n_cells) for share in self.devices]
+        host_attends = self._attention(self.host, n_tokens, n_cells)
+        host_flop, host_weights = n_tokens * self.host.flop, self._weights(self.host, touched)
+        link = is_lent * host_weights
+        if is_lent_attention.any():
+            link = link + is_lent_attention * self._cache_bytes(self.host, cells)
+        if self.is_away.any():
+            link = link + self.is_away * sum(self._cache_bytes(share, cells) for share in self.devices)
         rows: list[Floats] = []
-        for i in range(self.n_devices):
-            is_lender = i == 0
-            attention = self.attention_flop(n_tokens, n_cells, *self.bounds(i)) * self.attends_on_device
-            attention = attention + host_attention * is_lent_attention * is_lender
-            rows += [
-                n_tokens * self.flop_on_device(i) + is_lent * host_flop * is_lender,
-                attention * flash,
-                attention * ~flash,
-                self.weights_on_device(i, touched) + is_lent * host_weights * is_lender,
-                self.n_blocks(i),
-            ]
-        attends = host_attention * ~is_lent_attention * work.slower_compute
-        rows += [host_flop * ~is_lent * work.slower_compute, attends * flash, attends * ~flash]
-        rows += [host_weights * ~is_lent * work.slower_memory, self.first * ~is_lent + 0.0]
-        return np.stack([*rows, link * work.is_pinned, link * ~work.is_pinned, self.first * is_lent + 0.0])
+        for i, (share, attention) in enumerate(zip(self.devices, attends, strict=True)):
+            flop, weights = n_tokens * share.flop, self._weights(share, touched)
+            attention_here = attention * self.attends_on_device
+            if i == 0:  # the one that works for the host
+                flop, weights = flop + is_lent * host_flop, weights + is_lent * host_weights
+                attention_here = attention_here + is_lent_attention * host_attends
+            rows += [flop, attention_here * flash, attention_here * ~flash, weights, share.n_blocks]
+        on_host = host_attends * ~is_lent_attention + sum(attends) * ~self.attends_on_device
+        on_host = on_host * work.slower_compute
+        rows += [host_flop * ~is_lent * work.slower_compute, on_host * flash, on_host * ~flash]
+        rows += [host_weights * ~is_lent * work.slower_memory, self.host.n_blocks * ~is_lent]
+        return np.stack([*rows, link * work.is_pinned, link * ~work.is_pinned, self.host.n_blocks * is_lent])
 
-    # --- amounts by place ---
-
-    def bounds(self, i: int) -> tuple[Ints, Ints]:
-        """Blocks of a device, without the output."""
-        return np.minimum(self.slices.begin[i], self.trunk), np.minimum(self.slices.end[i], self.trunk)
-
-    def n_blocks(self, i: int) -> Floats:
-        begin, end = self.bounds(i)
-        return (end - begin).astype(np.float64)
-
-    def output_on(self, i: int) -> Bools:
-        begin, end = self.slices.begin[i], self.slices.end[i]
-        return np.asarray((begin <= self.anatomy.n_layer) & (end > self.anatomy.n_layer))
-
-    def host_attends(self) -> Ints:
-        """The block before which attention is computed in main memory: the devices', or all for want of their cache."""
-        return np.where(self.attends_on_device, self.first, self.trunk)
-
-    def weights_on_device(self, i: int, touched: Floats) -> Floats:
-        """Bytes that are read of the blocks of a device."""
-        begin, end = self.bounds(i)
-        low, high = np.maximum(begin, self.experts_from), np.maximum(end, self.experts_from)
-        return _between(self.dense_bytes, begin, end) + touched * _between(self.expert_bytes, low, high)
-
-    def weights_on_host(self, touched: Floats) -> Floats:
-        """Bytes that are read of blocks on the host, and of experts there whose block is on a device."""
-        last = np.maximum(self.first, self.experts_from)
-        dense = _between(self.dense_bytes, self.zero, self.first)
-        return dense + touched * _between(self.expert_bytes, self.zero, last)
-
-    def flop_on_device(self, i: int) -> Floats:
-        """Operations a token."""
-        begin, end = self.bounds(i)
-        low, high = np.maximum(begin, self.experts_from), np.maximum(end, self.experts_from)
-        return _between(self.dense_flop, begin, end) + _between(self.expert_flop, low, high)
-
-    def flop_on_host(self) -> Floats:
-        last = np.maximum(self.first, self.experts_from)
-        return _between(self.dense_flop, self.zero, self.first) + _between(self.expert_flop, self.zero, last)
-
-    def touched(self, n_tokens: Floats) -> Floats:
+    def _touched(self, n_tokens: Floats) -> Floats | float:
         """Share of a block's experts that so many tokens need."""
-        return np.asarray(1.0 - (1.0 - self.used_frac) ** n_tokens)
+        return np.asarray(1.0 - (1.0 - self.blocks.used_frac) ** n_tokens) if self.blocks.has_experts else 1.0
 
-    def cache_bytes(self, n_cells: Ints, begin: Ints, end: Ints) -> Floats:
-        """Bytes of cache that one sequence reads in blocks [begin, end), their recurrent states written back too."""
-        anatomy, grid = self.anatomy, self.grid
-        total = 2.0 * _between(_cumulated(anatomy.state_bytes), begin, end)
-        for is_window in (False, True):
-            of_kind = anatomy.is_swa == is_window
-            if of_kind.any():
-                cells = np.minimum(n_cells, cells_of(anatomy, grid, is_window=is_window)) / 32
-                k = _between(_cumulated(np.where(of_kind, anatomy.n_values_k, 0)), begin, end)
-                v = _between(_cumulated(np.where(of_kind, anatomy.n_values_v, 0)), begin, end)
-                total = total + cells * (k * grid.k32 + v * grid.v32)
+    def _weights(self, share: _Share, touched: Floats | float) -> Floats:
+        """Bytes of the blocks of a place that are read."""
+        return share.dense_bytes + touched * share.expert_bytes
+
+    def _cache_bytes(self, share: _Share, n_cells: Ints) -> Floats:
+        """Bytes of cache that one sequence reads in the blocks of a place, recurrent states written back too."""
+        total = 2.0 * share.state_bytes
+        for kind, (k, v, _) in zip(self.blocks.kinds, share.of_kinds, strict=True):
+            cells = np.minimum(n_cells, cells_of(self.blocks.anatomy, self.grid, is_window=kind)) / 32
+            total = total + cells * (k * self.grid.k32 + v * self.grid.v32)
         return total
 
-    def attention_flop(self, n_tokens: Floats, n_cells: Floats, begin: Ints, end: Ints) -> Floats:
+    def _attention(self, share: _Share, n_tokens: Floats, n_cells: Floats) -> Floats:
         """Products of queries with keys and of weights with values, for tokens that each see so many cells."""
-        anatomy = self.anatomy
-        heads = np.array(anatomy.facts.n_head, dtype=np.int64)
-        width = np.where(anatomy.state_bytes > 0, 0, 2 * heads * (anatomy.head_k + anatomy.head_v))
         total = np.zeros_like(n_tokens)
-        for is_window in (False, True):
-            of_kind = anatomy.is_swa == is_window
-            if of_kind.any():
-                cells = np.minimum(n_cells, cells_of(anatomy, self.grid, is_window=is_window))
-                total = total + n_tokens * cells * _between(_cumulated(np.where(of_kind, width, 0)), begin, end)
+        for kind, (_, _, width) in zip(self.blocks.kinds, share.of_kinds, strict=True):
+            cells = np.minimum(n_cells, cells_of(self.blocks.anatomy, self.grid, is_window=kind))
+            total = total + n_tokens * cells * width
         return total
 
-    @property
-    def lends(self) -> bool:
-        """Whether the first device works for matrices in main memory."""
-        return bool(self.rig.devices) and self.rig.devices[0].offloads_ops
 
-    def handovers(self) -> Floats:
-        """From backend to backend and back, for experts and caches that are not where their block is."""
-        experts = np.maximum(self.experts_from - self.first, 0) * bool(self.anatomy.facts.n_expert)
-        caches = np.where(self.grid.offload_kqv, 0, self.trunk - self.first)
-        n_used = sum(self.slices.end[i] > self.slices.begin[i] for i in range(self.n_devices)) + self.zero
-        return np.asarray(2.0 * (experts + caches) + np.maximum(n_used - 1, 0))
+@dataclass(frozen=True, kw_only=True)
+class _Blocks:
+    """A file's blocks summed from the first on, each array (n_sums, n_trunk + 1), for differences between bounds.
 
-    def mixed(self) -> Floats:
-        """1 where both the host and a device hold blocks."""
-        return ((self.first > 0) & self.has_output).astype(np.float64)
+    `whole` has bytes and operations a token of all but experts, recurrent state, and for each of `kinds` (False for
+    whole contexts, True for windows) values of K, values of V and operations of attention a token and cell. `experts`
+    has bytes of all and operations of those used.
+    """
+
+    anatomy: Anatomy
+    n_layer: int
+    n_trunk: int
+    kinds: tuple[bool, ...]
+    whole: Floats
+    experts: Floats
+    has_experts: bool
+    used_frac: float
+    output_bytes: float
+    output_flop: float
 
 
-def _cumulated(of_block: Floats | Ints) -> Floats:
-    return np.concatenate(([0.0], np.cumsum(of_block, dtype=np.float64)))
+@dataclass(frozen=True, kw_only=True)
+class _Share:
+    """What one place holds in each setting; arrays (n_settings,)."""
+
+    n_blocks: Floats
+    dense_bytes: Floats
+    expert_bytes: Floats | float
+    flop: Floats
+    state_bytes: Floats
+    of_kinds: tuple[tuple[Floats, Floats, Floats], ...]
+    has_output: Bools
+
+    @classmethod
+    def of(cls, blocks: _Blocks, bounds: tuple[Ints, Ints], experts: tuple[Ints, Ints], has_output: Bools) -> _Share:
+        """Whole blocks between `bounds` and experts of those between other bounds."""
+        begin, end = bounds
+        n_bytes, flop, state, *rest = blocks.whole.take(np.maximum(begin, end), 1) - blocks.whole.take(begin, 1)
+        expert_bytes: Floats | float = 0.0
+        if blocks.has_experts:
+            low, high = experts
+            expert_bytes, more = blocks.experts.take(np.maximum(low, high), 1) - blocks.experts.take(low, 1)
+            flop = flop + more
+        return cls(
+            n_blocks=np.maximum(end - begin, 0).astype(np.float64),
+            dense_bytes=n_bytes,
+            expert_bytes=expert_bytes,
+            flop=flop,
+            state_bytes=state,
+            of_kinds=tuple((k, v, width) for k, v, width in zip(rest[::3], rest[1::3], rest[2::3], strict=True)),
+            has_output=has_output,
+        )
 
 
-def _between(cumulated: Floats, begin: Ints, end: Ints) -> Floats:
-    """Sum over blocks [begin, end); 0 where the slice is empty."""
-    return np.asarray(cumulated[np.maximum(begin, end)] - cumulated[begin])
+@lru_cache(maxsize=8)
+def _blocks_of(key: ById) -> _Blocks:
+    facts = key.facts
+    anatomy = anatomy_of(facts)
+    n_bytes, values = places_of(anatomy, HOST), parameters_of(anatomy)
+    used_frac = min(1.0, facts.n_expert_used / facts.n_expert) if facts.n_expert else 1.0
+    width = 2 * np.array(facts.n_head, dtype=np.int64) * (anatomy.head_k + anatomy.head_v)
+    width = np.where(anatomy.state_bytes > 0, 0, width)
+    kinds = tuple(kind for kind in (False, True) if (anatomy.is_swa == kind).any())
+    of_kinds = [
+        np.where(anatomy.is_swa == kind, amount, 0)
+        for kind in kinds
+        for amount in (anatomy.n_values_k, anatomy.n_values_v, width)
+    ]
+    return _Blocks(
+        anatomy=anatomy,
+        n_layer=anatomy.n_layer,
+        n_trunk=anatomy.n_trunk,
+        kinds=kinds,
+        whole=_cumulated(n_bytes.dense[:-1], 2 * values.dense[:-1], anatomy.state_bytes, *of_kinds),
+        experts=_cumulated(n_bytes.experts[:-1], 2 * used_frac * values.experts[:-1]),
+        has_experts=bool(n_bytes.experts.any()),
+        used_frac=used_frac,
+        output_bytes=float(n_bytes.dense[-1] + n_bytes.tied_copy),  # a tied output is the embedding
+        output_flop=2.0 * float(values.dense[-1] + values.tied_copy),
+    )
+
+
+def _cumulated(*of_block: NDArray[Any]) -> Floats:
+    sums = np.cumsum(np.stack(of_block), axis=1, dtype=np.float64)
+    return np.concatenate([np.zeros((len(of_block), 1)), sums], axis=1)
 
 
 def _pad_256(n_cells: Ints | Floats) -> Ints:

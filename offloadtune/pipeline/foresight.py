@@ -1,0 +1,71 @@
+"""Foresight: what a sweep expects of each trial's speed, and whether that proves right often enough to be heeded."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterator
+
+from offloadtune import search
+from offloadtune.pipeline.speed_memory import SpeedMemory
+from offloadtune.records import Basis, Estimate, Expected, Outcome, Settings, TrialResult
+from offloadtune.speed.flags import strange
+from offloadtune.sweeps import Said, Teller
+
+_N_MISSES = 3
+_MISSES_FRAC = 1 / 3
+"""Of ten trials one may lie outside its 90 % interval by chance; three, and a third of all, are the law's fault."""
+
+
+class Foresight:
+    """The speed law in a sweep: it foretells, learns, and is silent once it was wrong too often."""
+
+    def __init__(self, speeds: SpeedMemory, listen: Teller) -> None:
+        self._speeds, self._listen = speeds, listen
+        self._n_foretold = self._n_missed = 0
+        self.is_trusted = True
+        self._said: set[str] = set()
+        self._say(speeds.words)
+
+    def beside(self, space: search.Space) -> search.Space:
+        """`space` with what is believed now of the speed of settings, for as long as that proves right."""
+        return dataclasses.replace(space, laws=self._speeds.laws if self.is_trusted else None)
+
+    def expected(self, space: search.Space, settings: Settings) -> Expected | None:
+        """What the trial of `settings` should reach, whether it is heeded or not."""
+        return search.expected(dataclasses.replace(space, laws=self._speeds.laws), settings)
+
+    def learn(self, result: TrialResult) -> None:
+        """Compare, say what cannot be, and add what the trial showed to what is kept."""
+        if result.outcome is not Outcome.OK:
+            return
+        visits = search.measured(result.visits)
+        for sentence in strange(result, visits):
+            self._listen(Said(text=sentence))
+        self._tally(result)
+        self._speeds.learn(result)
+        self._say(self._speeds.words)
+
+    def _tally(self, result: TrialResult) -> None:
+        for foretold, measured in _beside(result):
+            if foretold.basis is Basis.CALIBRATED:
+                self._n_foretold += 1
+                self._n_missed += not foretold.low <= measured <= foretold.high
+        if self.is_trusted and self._n_missed >= max(_N_MISSES, _MISSES_FRAC * self._n_foretold):
+            self.is_trusted = False
+            missed = f"{self._n_missed} of {self._n_foretold} speeds lay outside what the law foretold"
+            self._listen(Said(text=f"{missed}: from here only what is measured decides what is tried next."))
+
+    def _say(self, words: tuple[str, ...]) -> None:
+        for sentence in words:
+            if sentence not in self._said:
+                self._said.add(sentence)
+                self._listen(Said(text=sentence))
+
+
+def _beside(result: TrialResult) -> Iterator[tuple[Estimate, float]]:
+    """What was foretold of a trial, and what its median visit took."""
+    visits = search.measured(result.visits)
+    if result.expected is not None and visits:
+        yield result.expected.ttft_s, statistics.median(visit.ttft_s for visit in visits)
+        yield result.expected.decode_tok_per_s, 1.0 / statistics.median(visit.token_s for visit in visits)

@@ -1,0 +1,171 @@
+"""What a sweep foretells, how it heeds it, and when it stops to."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from sample_records import ENGINE, MACHINE, result
+from synthetic import made_up_facts
+
+from offloadtune import search
+from offloadtune.pipeline.foresight import Foresight
+from offloadtune.pipeline.speed_memory import SpeedMemory
+from offloadtune.records import (
+    WORKLOADS,
+    Basis,
+    Estimate,
+    Expected,
+    Goal,
+    Outcome,
+    Settings,
+    Target,
+    TrialResult,
+    Visit,
+)
+from offloadtune.search.expecting import expected_cost
+from offloadtune.speed import laws_of
+from offloadtune.speed.flags import strange
+from offloadtune.speeds import DeviceRates, HostRates, Rig
+from offloadtune.sweeps import Said
+
+FACTS = made_up_facts()
+RIG = Rig(
+    devices=(DeviceRates(name="CUDA0", read_bytes_per_s=500e9, flop_per_s=60e12, link_bytes_per_s=12e9),),
+    host=HostRates(peak_bytes_per_s=50e9, n_cores=8),
+)
+SPACE = search.Space(
+    facts=FACTS,
+    workload=WORKLOADS["rag"],
+    goal=Goal.TURN,
+    target=Target.LLAMA_CPP_PYTHON,
+    n_ctx=4608,
+    device_bytes=1 << 40,
+    limit_bytes=None,
+    n_physical_cores=8,
+    n_logical_cores=16,
+    n_os_cpus=16,
+)
+
+
+def around(value: float, basis: Basis = Basis.CALIBRATED) -> Estimate:
+    return Estimate(p50=value, low=value / 1.1, high=value * 1.1, n_samples=0, coverage_frac=0.9, basis=basis)
+
+
+def expected_of(visits: tuple[Visit, ...], times: float, bound: float | None = None) -> Expected:
+    """What would have been expected, had the visits been `times` as fast."""
+    visit = visits[0]
+    return Expected(
+        ttft_s=around(visit.ttft_s / times),
+        decode_tok_per_s=around(times / visit.token_s),
+        bound_tok_per_s=None if bound is None else bound / visit.token_s,
+        bound_prefill_tok_per_s=None if bound is None else bound * visit.prefill_tok_per_s,
+    )
+
+
+def trial(times: float, bound: float | None = None, basis: Basis = Basis.CALIBRATED) -> TrialResult:
+    one = result()
+    visits = (one.visits[1],)
+    expected = expected_of(visits, times, bound)
+    if basis is not Basis.CALIBRATED:
+        expected = dataclasses.replace(
+            expected,
+            ttft_s=dataclasses.replace(expected.ttft_s, basis=basis),
+            decode_tok_per_s=dataclasses.replace(expected.decode_tok_per_s, basis=basis),
+        )
+    return dataclasses.replace(one, visits=visits, expected=expected)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def foresight(said: list[str]) -> Foresight:
+    def listen(event: Said) -> None:
+        said.append(event.text)
+
+    return Foresight(SpeedMemory(FACTS, MACHINE, ENGINE), listen)
+
+
+def test_what_proves_right_is_heeded(foresight: Foresight, said: list[str]) -> None:
+    for _ in range(5):
+        foresight.learn(trial(1.0))
+    assert foresight.is_trusted
+    assert foresight.beside(SPACE).laws is not None
+    assert not [words for words in said if "foretold" in words]
+
+
+def test_what_is_often_wrong_is_heeded_no_more_but_still_shown(foresight: Foresight, said: list[str]) -> None:
+    foresight.learn(trial(3.0))
+    assert foresight.is_trusted  # two speeds of one trial may be chance
+    foresight.learn(trial(0.3))
+    foresight.learn(trial(0.3))
+    assert not foresight.is_trusted
+    assert foresight.beside(SPACE).laws is None
+    assert [words for words in said if "foretold" in words] == [
+        "4 of 4 speeds lay outside what the law foretold: from here only what is measured decides what is tried next."
+    ]
+    assert foresight.expected(SPACE, Settings(n_gpu_layers=3, n_ctx=4608)) is not None
+
+
+def test_a_catalogue_that_is_wrong_is_no_fault_of_the_law(foresight: Foresight) -> None:
+    for _ in range(5):
+        foresight.learn(trial(3.0, basis=Basis.CATALOGUE))
+    assert foresight.is_trusted
+
+
+def test_a_failure_teaches_nothing(foresight: Foresight, said: list[str]) -> None:
+    foresight.learn(result(Outcome.CRASHED))
+    assert said == []
+
+
+def test_the_step_that_the_law_expects_most_of_comes_first() -> None:
+    """With weights streamed for each ubatch a larger one is worth most; without a law the order is the plan's own."""
+    lawful = dataclasses.replace(SPACE, laws=lambda _: laws_of(RIG, FACTS))
+    plain = SPACE.trial(
+        Settings(n_gpu_layers=5, n_ctx=4608, n_threads=8, n_threads_batch=8, flash_attn_type="enabled", n_ubatch=512),
+        "made up",
+    )
+    costs = {
+        n_ubatch: expected_cost(lawful, plain.settings.replace(n_ubatch=n_ubatch, n_batch=2048))
+        for n_ubatch in (256, 512, 1024)
+    }
+    assert costs[1024] < costs[512] < costs[256]
+    assert expected_cost(SPACE, plain.settings) == 0.0
+
+
+def test_each_goal_has_its_own_cost() -> None:
+    settings = Settings(n_gpu_layers=5, n_ctx=4608, n_threads=8, n_threads_batch=8, flash_attn_type="enabled")
+    lawful = dataclasses.replace(SPACE, laws=lambda _: laws_of(RIG, FACTS))
+    found = search.expected(lawful, settings)
+    assert found is not None
+    turn, ttft, decode = (
+        expected_cost(dataclasses.replace(lawful, goal=goal), settings) for goal in (Goal.TURN, Goal.TTFT, Goal.DECODE)
+    )
+    assert ttft == found.ttft_s.p50
+    assert decode == pytest.approx(1 / found.decode_tok_per_s.p50)
+    assert turn == pytest.approx(ttft + 255 * decode)
+
+
+@pytest.mark.parametrize(
+    ("times", "bound", "words"),
+    [
+        (1.0, 2.0, ()),
+        (1.0, None, ()),
+        (1.0, 0.95, ()),
+        (1.0, 0.5, ("reads", "writes")),
+        (3.0, 9.0, ("reads", "writes")),
+        (3.0, None, ()),
+    ],
+)
+def test_speeds_that_cannot_be_are_doubted(times: float, bound: float | None, words: tuple[str, ...]) -> None:
+    one = trial(times, bound)
+    sentences = strange(one, one.visits)
+    assert [sentence.split()[1] for sentence in sentences] == list(words)
+    assert all(("at most" in sentence) == (bound == 0.5) for sentence in sentences)
+
+
+def test_nothing_is_doubted_where_nothing_was_expected() -> None:
+    assert strange(result(), result().visits) == ()
