@@ -289,14 +289,14 @@ def _rows(question: Question, terms: Sequence[Terms] | None) -> tuple[LayerRow, 
     if not room.names:
         return ()
     layers = np.arange(facts.n_layer + 2)
-    used = question.footprints(terms, layers, np.full_like(layers, settings.n_ctx)).device_bytes
+    used = question.footprints(terms, np.full_like(layers, settings.n_ctx), n_gpu_layers=layers).device_bytes
     totals = (used + np.where(used > 0, np.array(room.runtime_bytes)[:, None], 0)).sum(axis=0).tolist()
     if not room.is_known:
         return tuple(LayerRow(n_gpu_layers=k, device_bytes=n, n_ctx_max=None) for k, n in enumerate(totals))
     is_exact = (layers == settings.n_gpu_layers) & (terms is not None) & (not question.companions)
 
     def do_fit(n_ctx: Ints) -> NDArray[np.bool_]:
-        found = question.footprints(terms, layers, n_ctx)
+        found = question.footprints(terms, n_ctx, n_gpu_layers=layers)
         return fits(found, room, is_mapped=is_mapped(settings), is_exact=is_exact)
 
     whole = pad_256(max(settings.n_ctx, facts.n_ctx_train * settings.n_seq_max or N_CTX_UNTRAINED))
@@ -314,5 +314,5 @@ def _costs(question: Question, terms: Sequence[Terms] | None) -> tuple[int | Non
     k, n_ctx = question.settings.n_gpu_layers, pad_256(question.settings.n_ctx)
     below, above = (k, k + 1) if k <= question.facts.n_layer else (k - 1, k)
     layers, contexts = np.array([below, above, k, k]), np.array([n_ctx, n_ctx, n_ctx, n_ctx + _N_CTX_STEP])
-    totals = question.footprints(terms, layers, contexts).device_bytes.sum(axis=0)
+    totals = question.footprints(terms, contexts, n_gpu_layers=layers).device_bytes.sum(axis=0)
     return int(totals[1] - totals[0]), int(totals[3] - totals[2])

@@ -31,17 +31,17 @@ class Question:
     def with_layers(self, n_gpu_layers: int) -> Question:
         return dataclasses.replace(self, settings=self.settings.replace(n_gpu_layers=n_gpu_layers))
 
-    def footprints(self, terms: Sequence[Terms] | None, n_gpu_layers: Ints, n_ctx: Ints) -> Footprints:
-        """The model with what is loaded beside it, one entry for each pair of the arrays."""
+    def footprints(self, terms: Sequence[Terms] | None, n_ctx: Ints, **arrays: Ints) -> Footprints:
+        """The model with what is loaded beside it, one entry for each of the arrays' (fields of `Settings`)."""
         facts, room = self.facts, self.place.room
-        grid = grid_of(facts, self.settings, n_gpu_layers=n_gpu_layers, n_ctx=n_ctx)
+        grid = grid_of(facts, self.settings, n_ctx=n_ctx, **arrays)
         found = reckon(facts, grid, room.backends, room.shares, terms)
         return found + self.companions.footprints(self.settings, room, n_ctx)
 
     def most_layers(self, terms: Sequence[Terms] | None = None) -> int:
         """The most n_gpu_layers that fit, 0 for none; with `terms` without the rule's band, to be asked about."""
         layers = np.arange(self.facts.n_layer + 1, -1, -1)
-        found = self.footprints(terms, layers, np.full_like(layers, self.settings.n_ctx))
+        found = self.footprints(terms, np.full_like(layers, self.settings.n_ctx), n_gpu_layers=layers)
         is_exact = terms is not None and not self.companions
         ok = fits(found, self.place.room, is_mapped=is_mapped(self.settings), is_exact=is_exact)
         return int(layers[ok.argmax()]) if ok.any() else 0

@@ -188,6 +188,29 @@ def test_layers_that_fit_for_nothing_stand_alone(in_process: InProcess) -> None:
     assert gain["decode_frac"] > 0
 
 
+EXPERTS = ("plan", "--shape", "qwen3-30b-a3b", "--quant", "Q4_K_M", "--card", "RTX 3060", "--n-gpu-layers", "-1")
+
+
+def test_experts_that_fit_for_nothing_stand_alone(in_process: InProcess) -> None:
+    (gain,) = planned(in_process, *EXPERTS, "--n-cpu-moe", "48")["gains"]
+    least = int(re.fullmatch(r"n_cpu_moe=(\d+), which fits", gain["what"])[1])  # type: ignore[index]
+    assert planned(in_process, *EXPERTS, "--n-cpu-moe", str(least))["fits"] is True
+    assert planned(in_process, *EXPERTS, "--n-cpu-moe", str(least - 1))["fits"] is False
+
+
+def test_more_memory_is_for_more_experts_where_all_layers_are_there(in_process: InProcess) -> None:
+    least = (*EXPERTS, "--n-cpu-moe", "19")
+    what = next(gain["what"] for gain in planned(in_process, *least)["gains"] if gain["what"].startswith("the next"))
+    size, added = re.fullmatch(r"the next (.+) of device memory \(the experts of (\d+) more blocks\)", what).groups()  # type: ignore[union-attr]
+    fewer = (*EXPERTS, "--n-cpu-moe", str(19 - int(added)))
+    free = next(iter(planned(in_process, *least)["devices"].values()))["free_bytes"]
+    for times, expected in ((1.01, True), (0.98, False)):
+        # a limit cannot be more than the card has, so the same plan is made for a larger one
+        limit = ("--vram-limit", str(round(free + parse_bytes(size) * times)))
+        larger = [{"RTX 3060": "RTX 3090"}.get(word, word) for word in fewer]
+        assert planned(in_process, *larger, *limit)["fits"] is expected
+
+
 def test_faster_memory_is_named_where_it_is_known_and_used(in_process: InProcess) -> None:
     def memory_in(*options: str) -> bool:
         return any("main memory of" in gain["what"] for gain in planned(in_process, *LARGE, *options)["gains"])
