@@ -60,7 +60,7 @@ def _prediction_of(question: Question, request: PlanRequest, laws: Laws) -> Pred
     settings = at_work(question.settings, laws.rig, request)
     if refused := contradiction(facts, settings):
         return f"No speed is predicted for so many tokens. {refused[0]}"
-    found = predict(facts, settings, laws, n_prompt=request.n_prompt or None, depth=request.depth)
+    found = predict(facts, settings, laws, n_prompt=request.n_prompt, depth=request.depth)
     figures = (found.decode_tok_per_s, found.prefill_tok_per_s, found.ttft_s)
     if not all(math.isfinite(value) and value > 0 for one in figures for value in (one.value, one.low, one.high)):
         return "No speed is predicted: what the header says makes no time that can be."
@@ -118,7 +118,7 @@ def _about_rig(question: Question, request: PlanRequest, laws: Laws) -> Iterator
         read = catalogue.find_ram(request.ram).words
         yield f"Main memory is read as {read}: {format_bytes_per_s(host.peak_bytes_per_s)} at most."
     elif host.peak_bytes_per_s is None and host.read_bytes_per_s is None and "host.weights" not in shown:
-        measure = "measure it with offloadtune doctor, or " if request.card is None else ""
+        measure = "measure it with offloadtune doctor, or " if host.n_cores else ""  # it is this machine's
         yield f"The speed of main memory is not known, so a typical one is assumed: {measure}name it, like ddr5-5600x2."
     lender = rig.devices[0] if rig.devices else None
     lends = lender and lender.offloads_ops and settings.op_offload and not shown & {"link_pinned", "link_pageable"}

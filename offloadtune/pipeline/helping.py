@@ -14,7 +14,7 @@ from offloadtune.pipeline.expecting import LawsFor, at_work, uses_host
 from offloadtune.pipeline.questions import Ints, Question
 from offloadtune.plans import PlanRequest
 from offloadtune.records import GgufFacts, Settings
-from offloadtune.speed import Laws, Turn, best_first, gain_of, next_quant_down, turn_of
+from offloadtune.speed import Laws, Turn, best_first, gain_of, is_float_file, next_quant_down, turn_of
 from offloadtune.speeds import Gain
 from offloadtune.units import GIB, format_bytes, format_bytes_per_s, format_count
 
@@ -49,7 +49,7 @@ class _Asked:
     def turn_of(self, settings: Settings) -> Turn:
         request = self.request
         working = at_work(settings, self.laws.rig, request)
-        return turn_of(self.question.facts, working, self.laws, n_prompt=request.n_prompt or None, depth=request.depth)
+        return turn_of(self.question.facts, working, self.laws, n_prompt=request.n_prompt, depth=request.depth)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,8 @@ def _smaller_weights(asked: _Asked, ladder: _Ladder | None, laws_for: LawsFor) -
     if ladder and (most := ladder.most(ratio)) > ladder.i_now:
         settings, added = ladder.settings_at(most), f", with {ladder.words_to(most)}"
     what = f"other weights, {quant} instead of {facts.quantisation}{added}"
-    yield what, asked.turn_of(settings).with_smaller_weights(ratio, laws_for(_quantised(facts)))
+    laws = laws_for(_quantised(facts)) if is_float_file(facts) else asked.laws
+    yield what, asked.turn_of(settings).with_smaller_weights(ratio, laws)
 
 
 def _quantised(facts: GgufFacts) -> GgufFacts:

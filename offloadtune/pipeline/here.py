@@ -70,13 +70,15 @@ class _LawsHere:
 
     def __init__(self, machine: Machine, engine: EngineBuild) -> None:
         self._machine, self._engine = machine, engine
+        self._last: tuple[GgufFacts, Laws] | None = None
         self.words: tuple[str, ...] = ()
 
     def __call__(self, facts: GgufFacts) -> Laws:
-        memory = SpeedMemory(facts, self._machine, self._engine)
-        laws = memory.laws()
-        self.words = tuple(dict.fromkeys((*self.words, *memory.words)))
-        return laws
+        if self._last is None or self._last[0] is not facts:
+            memory = SpeedMemory(facts, self._machine, self._engine)
+            self._last = facts, memory.laws()
+            self.words = tuple(dict.fromkeys((*self.words, *memory.words)))
+        return self._last[1]
 
 
 def _measured(

@@ -43,6 +43,7 @@ from offloadtune.plans import (
 )
 from offloadtune.records import GgufFacts, Settings, Target
 from offloadtune.search import settings_of_target
+from offloadtune.speeds import Gain
 from offloadtune.units import GIB
 
 N_CTX_PLANNED = 4096
@@ -128,19 +129,21 @@ def report_of(request: PlanRequest, place: Place, ask: Ask | None, laws_for: Law
     chose = "n_gpu_layers" not in request.asked and place.room.is_known
     if chose:
         question = question.with_layers(question.most_layers(None))
-        if not question.settings.n_gpu_layers:
-            said = f"Not even one layer fits on {', '.join(place.room.names)}, so all of them stay in main memory."
-            question = dataclasses.replace(question, warnings=(*question.warnings, said))
     foretold = None
     if ask is not None:
         question, foretold = _asked(question, ask, is_free=chose)
+    if chose and not question.settings.n_gpu_layers:
+        said = f"Not even one layer fits on {', '.join(place.room.names)}, so all of them stay in main memory."
+        question = dataclasses.replace(question, warnings=(*question.warnings, said))
     terms = foretold.terms if foretold else None
     plan = _plan(question, _parts(question), Tier.ARITHMETIC) if foretold is None else _foretold(question, foretold)
     layers, context = _costs(question, terms)
-    laws_for = laws_for or (catalogue_laws(place.rig) if place.rig else None)
-    if laws_for is not None:
+    gains: tuple[Gain, ...] = ()
+    if place.rig is not None:
+        laws_for = laws_for or catalogue_laws(place.rig)
         plan = with_prediction(plan, question, request, laws_for)
-    is_worth_it = laws_for is not None and plan.prediction is not None and plan.fits is not False
+        if plan.prediction is not None and plan.fits is not False:
+            gains = gains_of(question, request, laws_for)
     return PlanReport(
         plan=plan,
         n_layer=facts.n_layer,
@@ -149,7 +152,7 @@ def report_of(request: PlanRequest, place: Place, ask: Ask | None, laws_for: Law
         layer_cost_bytes=layers,
         context_cost_bytes=context,
         chose_layers=chose,
-        gains=gains_of(question, request, laws_for) if laws_for is not None and is_worth_it else (),
+        gains=gains,
     )
 
 

@@ -36,10 +36,10 @@ def rig_of_machine(machine: Machine) -> Rig:
     fastest = memory.fastest if memory else None
     read = ram.read_bytes_per_s or (fastest.read_bytes_per_s if fastest else None)
     peak = (memory.theoretical_bytes_per_s if memory else None) or _peak_of_modules(ram)
+    if peak and read and peak < read:  # the modules cannot be what they say
+        peak = None
     host = HostRates(
-        peak_bytes_per_s=None
-        if peak and read and peak < read
-        else peak,  # more was read: what the modules say is wrong
+        peak_bytes_per_s=peak,
         read_bytes_per_s=read,
         n_cores=cpu.n_physical_cores,
         last_level_bytes=cpu.l3_bytes,
