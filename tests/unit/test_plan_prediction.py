@@ -20,6 +20,7 @@ from synthetic import made_up_facts
 from test_plan import REPORT, SHAPE, planned, report_with
 from test_plan_batches import GOOD, answers
 from test_report import screen
+from test_speed_memory import FACTS, trial
 
 from offloadtune.catalogue import QUANTS, card_names, shape_names
 from offloadtune.pipeline import here, planning
@@ -28,6 +29,7 @@ from offloadtune.pipeline.planning import plan_memory
 from offloadtune.pipeline.rigs import rig_of_machine
 from offloadtune.pipeline.rooms import Place, named_place
 from offloadtune.pipeline.shapes import facts_of_shape
+from offloadtune.pipeline.speed_memory import SpeedMemory
 from offloadtune.plans import MemoryPlan, PlanReport, PlanRequest
 from offloadtune.records import Basis, GgufFacts
 from offloadtune.report import plan_view
@@ -320,6 +322,14 @@ def test_laws_here_are_those_of_the_machine_until_something_ran() -> None:
     laws_for = here._LawsHere(MACHINE, ENGINE)
     assert laws_for(LLAMA).rig == rig_of_machine(MACHINE)
     assert laws_for.words == ()
+
+
+def test_what_was_learnt_here_is_used() -> None:
+    SpeedMemory(FACTS, MACHINE, ENGINE).learn(trial())
+    laws_for = here._LawsHere(MACHINE, ENGINE)
+    laws = laws_for(FACTS)
+    assert laws.decode.basis is laws.prefill.basis is Basis.CALIBRATED
+    assert laws_for(FACTS) is laws
 
 
 @pytest.mark.engine
