@@ -23,14 +23,16 @@ class DeviceRates:
     """What a device does at best, by its maker or as measured; None where nobody says.
 
     `family` is that of the catalogue of cards, "" where the card is not in it. `read_bytes_per_s` is of its own memory,
-    `flop_per_s` of half-precision products, `link_bytes_per_s` from main memory to it. `last_level_bytes` is its
-    largest cache: what lies in it is read faster than memory. `offloads_ops` as in `footprint.Backend`.
+    `flop_per_s` of half-precision products, `int8_op_per_s` of 8-bit ones, `link_bytes_per_s` from main memory to it.
+    `last_level_bytes` is its largest cache: what lies in it is read faster than memory. `offloads_ops` as in
+    `footprint.Backend`.
     """
 
     name: str
     family: str = ""
     read_bytes_per_s: float | None = None
     flop_per_s: float | None = None
+    int8_op_per_s: float | None = None
     link_bytes_per_s: float | None = None
     last_level_bytes: int | None = None
     offloads_ops: bool = True

@@ -14,7 +14,7 @@ from offloadtune.pipeline.questions import Question
 from offloadtune.plans import MemoryPlan, PlanRequest
 from offloadtune.records import GgufFacts, Settings
 from offloadtune.speed import N_PROMPT_USUAL, Laws, is_float_file, laws_of_kind, predict
-from offloadtune.speeds import Prediction, Rig
+from offloadtune.speeds import DeviceRates, Prediction, Rig
 from offloadtune.units import format_bytes_per_s, format_count
 
 LawsFor = Callable[[GgufFacts], Laws]
@@ -104,11 +104,7 @@ def _about_rig(question: Question, request: PlanRequest, laws: Laws) -> Iterator
     rig, settings = laws.rig, question.settings
     shown = {name for law in (laws.decode, laws.prefill) for run in law.runs for name, _ in run.amounts}
     if settings.n_gpu_layers:
-        unknown = [
-            one.name
-            for i, one in enumerate(rig.devices)
-            if (one.read_bytes_per_s is None or one.flop_per_s is None) and f"{i}.weights" not in shown
-        ]
+        unknown = [one.name for i, one in enumerate(rig.devices) if _lacks(one) and f"{i}.weights" not in shown]
         if unknown:
             yield f"What {', '.join(unknown)} can do at best is not known in full, so a typical card fills in."
     if not uses_host(question):
@@ -124,3 +120,8 @@ def _about_rig(question: Question, request: PlanRequest, laws: Laws) -> Iterator
     lends = lender and lender.offloads_ops and settings.op_offload and not shown & {"link_pinned", "link_pageable"}
     if lender and lends and lender.link_bytes_per_s is None:
         yield f"How fast weights are copied to {lender.name} for prompts is not known, so a typical link is assumed."
+
+
+def _lacks(device: DeviceRates) -> bool:
+    """Whether its maker does not say how fast it reads, or how fast it multiplies."""
+    return device.read_bytes_per_s is None or not (device.flop_per_s or device.int8_op_per_s)

@@ -67,6 +67,7 @@ def rates_of_card(card: catalogue.Card) -> DeviceRates:
         family=card.family,
         read_bytes_per_s=card.mem_bandwidth_bytes_per_s or None,
         flop_per_s=card.fp16_flop_per_s or None,
+        int8_op_per_s=card.int8_op_per_s or None,
         link_bytes_per_s=card.pcie_bytes_per_s or None,
         last_level_bytes=card.l2_bytes,
     )

@@ -186,10 +186,15 @@ def test_a_device_of_a_given_size_is_unknown() -> None:
 
 def test_a_row_that_lacks_figures_leaves_them_unknown() -> None:
     blank = dataclasses.replace(
-        CARD, mem_bandwidth_bytes_per_s=None, fp16_flop_per_s=0.0, pcie_generation=None, l2_bytes=None
+        CARD,
+        mem_bandwidth_bytes_per_s=None,
+        fp16_flop_per_s=0.0,
+        int8_op_per_s=None,
+        pcie_generation=None,
+        l2_bytes=None,
     )
     rates = rates_of_card(blank)
-    assert (rates.read_bytes_per_s, rates.flop_per_s, rates.link_bytes_per_s) == (None, None, None)
+    assert rates == DeviceRates(name=CARD.name, family="ada")
     shared = dataclasses.replace(blank, vram_bytes=None)
     (device,) = rig_of_cards(shared, ("GPU0",), HostRates(peak_bytes_per_s=90e9), offloads_ops=True).devices
     assert device.read_bytes_per_s == 90e9
