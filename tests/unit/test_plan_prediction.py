@@ -22,7 +22,7 @@ from test_plan_batches import GOOD, answers
 from test_report import screen
 from test_speed_memory import FACTS, trial
 
-from offloadtune.catalogue import QUANTS, card_names, shape_names
+from offloadtune.catalogue import QUANTS, card_names, find_card, shape_names
 from offloadtune.pipeline import here, planning
 from offloadtune.pipeline.expecting import LawsFor, catalogue_laws
 from offloadtune.pipeline.planning import plan_memory
@@ -130,6 +130,16 @@ def test_plans_settings_name_no_threads_so_all_cores_work() -> None:
     step = amounts_for(Phase.DECODE, LLAMA, (settings,), laws.rig, n_prompt=1, depth=0)
     assert decode_of(plan) == pytest.approx(laws.decode.figure(step[:, 0], 1).value)
     assert device.name == "CUDA0"
+
+
+def test_no_bound_is_below_what_8_bit_products_allow() -> None:
+    """A P40 multiplies halves at a 64th of the rate of floats, and 8-bit numbers at 47 a picosecond."""
+    card = find_card("Tesla P40")
+    assert card.int8_op_per_s
+    request = PlanRequest(card=card.name, asked={"n_gpu_layers": -1})
+    bound = prediction_in(plan_memory(request, LLAMA, named_place(request))).bound_prefill_tok_per_s
+    assert bound is not None
+    assert bound * 2 * LLAMA.n_params > 0.9 * card.int8_op_per_s
 
 
 def test_a_prompt_beyond_the_context_has_the_speed_of_one_that_holds_it() -> None:
