@@ -1,7 +1,7 @@
 """Op offload on a device that has it: what is copied for it, and what the copies cost. On software Vulkan, opt-in.
 
 A prompt of 128 tokens of SmolLM2 at n_gpu_layers 0, half and all, with and without op offload, at n_ubatch 64 and 128,
-in rounds of random order (op_offload_runs.py). The law that is fitted to the medians of undisturbed visits:
+in random order (op_offload_runs.py, op_offload_bench.py). The law that is fitted to the medians of undisturbed visits:
 
     device flop / A + bytes of weights the device reads / B + streamed bytes / C + host flop / D + ubatches x E
 
@@ -13,8 +13,8 @@ and the waiting around a split is what takes long. In one file bytes and splits 
 differ in bytes alone tell them apart: with no flash attention values lie transposed, and the view of 256 cells that is
 copied reaches over a whole context of 512 cells, or of 131072.
 
-    python benchmarks/op_offload.py             compares bytes and fits, on data/op_offload_vulkan.json
-    python benchmarks/op_offload.py --measure   measures anew and records it; needs vulkan_engine.py, and 15 minutes
+    python benchmarks/op_offload.py             compares bytes and fits, from data/op_offload_vulkan.json
+    python benchmarks/op_offload.py --measure   adds to what is recorded until it is enough; 15 minutes at most
 
 Ends with 1 where log and rule differ, or where the interval of the streaming term holds 0.
 """
@@ -32,10 +32,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from op_offload_runs import TERMS, Configuration, Session, measure, read_session
+from op_offload_bench import measure
+from op_offload_runs import TERMS, Configuration, Session, read_session
 from streamed_bytes import Streamed
 
-from offloadtune.stats import QuantileEstimate, estimate_quantile
+from offloadtune.stats import estimate_quantile
 
 Floats = NDArray[np.float64]
 
@@ -102,25 +103,41 @@ def fit_law(amounts: Floats, seconds: Floats) -> Fit:
     )
 
 
-def quiet_s(one: Configuration) -> float:
-    """The median of the visits that were hardly disturbed."""
-    return statistics.median(visit.seconds for visit in one.quiet)
+def seconds_of(one: Configuration) -> float:
+    """The median of the visits that tell."""
+    return statistics.median(visit.seconds for visit in one.telling)
 
 
 def fit_grid(grid: Sequence[Configuration]) -> Fit:
     """The law of the recorded medians."""
     amounts = np.array([[one.work[term] for term in TERMS] for one in grid])
-    return fit_law(amounts, np.array([quiet_s(one) for one in grid]))
+    return fit_law(amounts, np.array([seconds_of(one) for one in grid]))
 
 
-def seconds_of_bytes(narrow: Configuration, wide: Configuration) -> tuple[int, QuantileEstimate]:
-    """How many bytes more the wide one has copied, and the median of how much longer it took in the same round."""
-    more_bytes = _streamed_bytes(wide) - _streamed_bytes(narrow)
-    by_round = {visit.i_round: sum(visit.ubatch_cpu_ns) for visit in narrow.visits}
-    longer = [
-        (sum(visit.ubatch_cpu_ns) - by_round[visit.i_round]) / 1e9 for visit in wide.visits if visit.i_round in by_round
-    ]
-    return more_bytes, estimate_quantile(longer, 0.5, INTERVAL_FRAC)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BytesAlone:
+    """How much longer `n_bytes` more took, in as many copies: a median of `n_pairs`, and its interval."""
+
+    n_bytes: int
+    seconds: float
+    low_s: float
+    high_s: float
+    n_pairs: int
+
+
+def bytes_alone(narrow: Configuration, wide: Configuration) -> BytesAlone | None:
+    """By the ratios within each round, of undisturbed visits; None where they are too few for an interval."""
+    by_round = {visit.i_round: visit.seconds for visit in narrow.visits if visit.is_quiet}
+    quiet = [visit for visit in wide.visits if visit.is_quiet and visit.i_round in by_round]
+    if len(quiet) < 2:
+        return None
+    ratio = estimate_quantile([visit.seconds / by_round[visit.i_round] for visit in quiet], 0.5, INTERVAL_FRAC)
+    if ratio.value is None or ratio.low is None or ratio.high is None:
+        return None
+    narrow_s = statistics.median(by_round.values())
+    seconds, low_s, high_s = ((one - 1) * narrow_s for one in (ratio.value, ratio.low, ratio.high))
+    n_bytes = _streamed_bytes(wide) - _streamed_bytes(narrow)
+    return BytesAlone(n_bytes=n_bytes, seconds=seconds, low_s=low_s, high_s=high_s, n_pairs=len(quiet))
 
 
 def _streamed_bytes(one: Configuration) -> int:
@@ -155,10 +172,10 @@ def _sums(ubatches: Sequence[Streamed]) -> tuple[int, int, int]:
 
 
 def tell_times(grid: Sequence[Configuration], fit: Fit) -> None:
-    print(f"\n{'seconds of each visit (* disturbed)':<62} {'median':>8} {'law':>7}")
+    print(f"\n{'seconds a prompt':<46} {'median':>8} {'law':>7}   each visit (* disturbed)")
     for one, residual in zip(grid, fit.residuals, strict=True):
-        each = " ".join(f"{visit.seconds:.2f}{'*' * (visit not in one.quiet)}" for visit in one.visits)
-        print(f"{one.name:<46} {each:<15} {quiet_s(one):>8.2f} {residual:>+7.1%}")
+        each = " ".join(f"{visit.seconds:.2f}{'' if visit.is_quiet else '*'}" for visit in one.visits)
+        print(f"{one.name:<46} {seconds_of(one):>8.2f} {residual:>+7.1%}   {each}")
     print(f"\nthe law, wrong by {fit.error_frac:.1%} (standard deviation):")
     for coefficient in fit.coefficients:
         print(f"  {_told(coefficient)}")
@@ -177,18 +194,18 @@ def _told(one: Coefficient) -> str:
 
 def tell_bytes_alone(session: Session, fit: Fit) -> None:
     """What the pairs say of a byte, and so what is left for a copy."""
-    more_bytes, longer = seconds_of_bytes(*session.wide)
-    if longer.value is None or longer.low is None or longer.high is None:
-        print(f"\nbytes alone: {longer.reason}")
+    found = bytes_alone(*session.wide)
+    if found is None:
+        print("\nbytes alone: too few undisturbed pairs")
         return
-    zero = "excludes 0" if longer.low > 0 else "holds 0"
+    zero = "excludes 0" if found.low_s > 0 else "holds 0"
     print(
-        f"\n{more_bytes / 1e9:.2f} GB more, in as many copies, take {longer.value:.3f} s longer "
-        f"({longer.low:.3f} to {longer.high:.3f}, {longer.n_samples} pairs); {zero}"
+        f"\n{found.n_bytes / 1e9:.2f} GB more, in as many copies, take {found.seconds:.3f} s longer "
+        f"({found.low_s:.3f} to {found.high_s:.3f}, {found.n_pairs} pairs); {zero}"
     )
     streamed = max(session.grid, key=_streamed_bytes)
     n_copies, n_bytes = _sums(streamed.by_rule)[0], _streamed_bytes(streamed)
-    of_bytes_s, all_s = n_bytes * longer.value / more_bytes, n_bytes * fit["streamed_bytes"].value
+    of_bytes_s, all_s = n_bytes * found.seconds / found.n_bytes, n_bytes * fit["streamed_bytes"].value
     print(
         f"so of {all_s:.2f} s that streaming takes in {streamed.name}, {of_bytes_s:.3f} s are for its bytes, "
         f"and {(all_s - of_bytes_s) / n_copies * 1e3:.2f} ms for each of its {n_copies} copies"
@@ -197,21 +214,25 @@ def tell_bytes_alone(session: Session, fit: Fit) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--measure", action="store_true", help="measure anew and record it")
-    options.add_argument("--rounds", type=int, default=2)
-    options.add_argument("--pairs", type=int, default=5, help="a round")
+    options.add_argument("--measure", action="store_true", help="add to what is recorded until it is enough")
+    options.add_argument("--visits", type=int, default=3, help="undisturbed, of each configuration")
+    options.add_argument("--pairs", type=int, default=8)
+    options.add_argument("--minutes", type=float, default=15, help="the most it may take, within a visit")
     options.add_argument("--seed", type=int, default=1)
     asked = options.parse_args()
     if asked.measure:
-        if min(asked.rounds, asked.pairs) < 1:
-            options.error("1 round and 1 pair are the least")
-        measure(asked.rounds, asked.pairs, random.Random(asked.seed), DATA)  # noqa: S311 - no secret
+        measure(DATA, asked.visits, asked.pairs, asked.minutes, random.Random(asked.seed))  # noqa: S311 - no secret
+    if not DATA.exists():
+        print(f"Nothing is recorded in {DATA}: --measure records it.")
+        return
     session = read_session(DATA)
     print(f"{session.device}; {session.cpu}; {session.libraries}; {session.file}; {session.measured_at}\n")
-    n_wrong = tell_bytes([*session.grid, *session.wide, *session.bytes_only])
+    n_wrong = tell_bytes(session.configurations)
     fit = fit_grid(session.grid)
     tell_times(session.grid, fit)
     tell_bytes_alone(session, fit)
+    if n_disturbed := sum(not one.telling[0].is_quiet for one in session.grid):
+        print(f"{n_disturbed} of {len(session.grid)} were never measured undisturbed: measure where nothing else runs")
     if n_wrong:
         sys.exit(f"In {n_wrong} configurations the log and the rule differ.")
     if not fit["streamed_bytes"].excludes_zero:

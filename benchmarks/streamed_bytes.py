@@ -46,11 +46,11 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """A graph's copies, and when it was split: what had passed, been computed, and been waited for a core by then."""
+    """A graph's copies; by when it was split what had passed and been computed, by this and by all programs."""
 
     at_ns: int
     at_cpu_ns: int
-    at_waited_ns: int
+    at_busy_ns: int
     copies: tuple[Copy, ...]
 
     @property
@@ -96,8 +96,8 @@ def graphs_of(log: str) -> tuple[Graph, ...]:
                 raise ValueError(f"a line of the scheduler's log is not understood: {line[:200]!r}")
             copies[-1] += [Copy(name, size, backend == "CPU") for name, size in inputs]
     return tuple(
-        Graph(at_ns=at_ns, at_cpu_ns=at_cpu_ns, at_waited_ns=at_waited_ns, copies=tuple(of_graph))
-        for (at_ns, at_cpu_ns, at_waited_ns), of_graph in zip(clocks, copies, strict=True)
+        Graph(at_ns=at_ns, at_cpu_ns=at_cpu_ns, at_busy_ns=at_busy_ns, copies=tuple(of_graph))
+        for (at_ns, at_cpu_ns, at_busy_ns), of_graph in zip(clocks, copies, strict=True)
     )
 
 

@@ -79,7 +79,7 @@ def log_of(copies: list[tuple[str, int]]) -> str:
 
 def test_the_log_is_read_as_it_is_printed() -> None:
     first, second = streamed.graphs_of(LOG)
-    assert (first.at_ns, first.at_cpu_ns, first.at_waited_ns) == (1000, 700, 30)
+    assert (first.at_ns, first.at_cpu_ns, first.at_busy_ns) == (1000, 700, 30)
     assert (second.at_ns, second.copies) == (5000, ())
     assert [(copy.name, copy.printed) for copy in first.to_device] == [
         ("embd", "144K"),
