@@ -152,12 +152,10 @@ def tell_bytes(configurations: Sequence[Configuration]) -> int:
     print(f"{'streamed a prompt':<62} {'copies':>6} {'weights':>12} {'cache':>12}  log and rule")
     n_wrong = 0
     for one in configurations:
-        is_alike = one.by_log is not None and not one.differences
-        n_wrong += not is_alike
+        n_wrong += bool(one.differences)
+        verdict = "not seen yet" if one.by_log is None else "DIFFER" if one.differences else "agree"
         n_copies, weights_bytes, cache_bytes = _sums(one.by_rule)
-        print(
-            f"{one.name:<62} {n_copies:>6} {weights_bytes:>12} {cache_bytes:>12}  {'agree' if is_alike else 'DIFFER'}"
-        )
+        print(f"{one.name:<62} {n_copies:>6} {weights_bytes:>12} {cache_bytes:>12}  {verdict}")
         for difference in one.differences:
             print(f"  {difference}")
     return n_wrong
@@ -228,13 +226,16 @@ def main() -> None:
     session = read_session(DATA)
     print(f"{session.device}; {session.cpu}; {session.libraries}; {session.file}; {session.measured_at}\n")
     n_wrong = tell_bytes(session.configurations)
+    if n_wrong:
+        sys.exit(f"In {n_wrong} configurations the log and the rule differ.")
+    if n_unseen := sum(not one.visits for one in session.grid):
+        print(f"{n_unseen} of {len(session.grid)} are not measured yet: --measure goes on")
+        return
     fit = fit_grid(session.grid)
     tell_times(session.grid, fit)
     tell_bytes_alone(session, fit)
-    if n_disturbed := sum(not one.telling[0].is_quiet for one in session.grid):
+    if n_disturbed := sum(not one.quiet for one in session.grid):
         print(f"{n_disturbed} of {len(session.grid)} were never measured undisturbed: measure where nothing else runs")
-    if n_wrong:
-        sys.exit(f"In {n_wrong} configurations the log and the rule differ.")
     if not fit["streamed_bytes"].excludes_zero:
         sys.exit("The interval of the streaming term holds 0.")
 

@@ -171,6 +171,19 @@ def test_times_among_other_programs_are_no_times(
     assert "1 of 12 were never measured undisturbed" in capsys.readouterr().out
 
 
+def test_half_a_record_is_not_judged(
+    facts: GgufFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a measurement leaves it that was ended in the middle."""
+    session = made_up_session(facts)
+    session.grid[5].by_log, session.grid[5].visits = None, []
+    assert told(session, tmp_path, monkeypatch) == ""
+    out = capsys.readouterr().out
+    assert out.count("not seen yet") == 1
+    assert "1 of 12 are not measured yet" in out
+    assert "streaming to the device" not in out
+
+
 def test_nothing_recorded_says_how_to_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
