@@ -8,7 +8,7 @@ cache (in steps of 256, a window's at most):
               link: cache of blocks on devices that is kept in main memory; handovers between backends
     prefill   for each of ceil(N / u) ubatches of m tokens: flop 2 P m, attention 2 n_head (d_k + d_v) m n,
               weights W u_E(m), blocks; link: weights of host blocks, where a device works for the host (op offload,
-              from 32 tokens on), and the cache of those blocks
+              from 32 tokens on), and the cache of those blocks, whose attention the device computes too
 
 A sequence or prompt asks for one output, so the output layer computes once a prompt and once a sequence and step.
 Sources: ggml-backend.cpp (splits, copies of inputs), llama-context.cpp (ubatches, outputs), llama-kv-cache.cpp (cells).
@@ -223,13 +223,12 @@ class Placed:
         """The amounts of one ubatch whose tokens see `n_cells` on average, all but what counts ubatches and prompts."""
         touched, flash, cells = self._touched(n_tokens), self.grid.flash, _pad_256(n_cells)
         is_lent = self.is_lent & (n_tokens >= N_TOKENS_OFFLOADED)
-        is_lent_attention = is_lent & flash
         attends = [self._attention(share, n_tokens, n_cells) for share in self.devices]
         host_attends = self._attention(self.host, n_tokens, n_cells)
         host_flop, host_weights = n_tokens * self.host.flop, self._weights(self.host, touched)
         link = is_lent * host_weights
-        if is_lent_attention.any():
-            link = link + is_lent_attention * self._cache_bytes(self.host, cells)
+        if is_lent.any():  # without flash attention V lies transposed, and goes with the whole context's rows
+            link = link + is_lent * self._cache_bytes(self.host, cells, np.where(flash, cells, self.grid.n_cells))
         if self.is_away.any():
             link = link + self.is_away * sum(self._cache_bytes(share, cells) for share in self.devices)
         rows: list[Floats] = []
@@ -238,9 +237,9 @@ class Placed:
             attention_here = attention * self.attends_on_device
             if i == 0:  # the one that works for the host
                 flop, weights = flop + is_lent * host_flop, weights + is_lent * host_weights
-                attention_here = attention_here + is_lent_attention * host_attends
+                attention_here = attention_here + is_lent * host_attends
             rows += [flop, attention_here * flash, attention_here * ~flash, weights, share.n_blocks]
-        on_host = host_attends * ~is_lent_attention + sum(attends) * ~self.attends_on_device
+        on_host = host_attends * ~is_lent + sum(attends) * ~self.attends_on_device
         on_host = on_host * work.slower_compute
         rows += [host_flop * ~is_lent * work.slower_compute, on_host * flash, on_host * ~flash]
         rows += [host_weights * ~is_lent * work.slower_memory, self.host.n_blocks * ~is_lent]
@@ -254,12 +253,17 @@ class Placed:
         """Bytes of the blocks of a place that are read."""
         return share.dense_bytes + touched * share.expert_bytes
 
-    def _cache_bytes(self, share: _Share, n_cells: Ints) -> Floats:
-        """Bytes of cache that one sequence reads in the blocks of a place, recurrent states written back too."""
+    def _cache_bytes(self, share: _Share, n_cells: Ints, n_cells_v: Ints | None = None) -> Floats:
+        """Bytes of cache that one sequence reads in the blocks of a place, recurrent states written back too.
+
+        `n_cells_v` are those of V where they are not as many as of K.
+        """
         total = 2.0 * share.state_bytes
         for kind, (k, v, _) in zip(self.blocks.kinds, share.of_kinds, strict=True):
-            cells = np.minimum(n_cells, cells_of(self.blocks.anatomy, self.grid, is_window=kind)) / 32
-            total = total + cells * (k * self.grid.k32 + v * self.grid.v32)
+            most = cells_of(self.blocks.anatomy, self.grid, is_window=kind)
+            cells = np.minimum(n_cells, most) / 32
+            cells_v = cells if n_cells_v is None else np.minimum(n_cells_v, most) / 32
+            total = total + cells * k * self.grid.k32 + cells_v * v * self.grid.v32
         return total
 
     def _attention(self, share: _Share, n_tokens: Floats, n_cells: Floats) -> Floats:

@@ -94,6 +94,9 @@ def test_weights_are_streamed_only_where_a_device_works_for_the_host() -> None:
         assert kept["host.flop"] > lent["host.flop"]
     remote = dataclasses.replace(ONE, devices=(DeviceRates(name="RPC0", offloads_ops=False),))
     assert amounts(Phase.PREFILL, facts, remote, n_gpu_layers=0)["link_pinned"] == 0
+    plain = amounts(Phase.PREFILL, facts, n_prompt=1024, n_gpu_layers=0, flash_attn_type="disabled")
+    assert plain["0.plain_attention"] == lent["0.attention"]
+    assert plain["link_pinned"] - lent["link_pinned"] == cache / 2 * (2 * 8192 - 512 - 1024)  # all rows of V
     mapped = amounts(Phase.PREFILL, facts, n_prompt=1024, n_gpu_layers=0, load_mode="mmap")
     assert mapped["link_pageable"] == lent["link_pinned"]
     assert mapped["link_pinned"] == 0
