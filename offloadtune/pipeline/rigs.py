@@ -19,9 +19,6 @@ from offloadtune.speeds import DeviceRates, HostRates, Rig
 _MUCH_SLOWER_FRAC = 0.6
 """A device that moves less than this of what its card could is throttled, a slice of it, or another card."""
 
-_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9}
-"""Peak of one PCIe lane in one direction, by generation."""
-
 _N_CHANNELS_SURE = 2
 """So many modules or fewer have a channel each; of more, two may share one."""
 
@@ -120,7 +117,7 @@ def _link_of(rates: DeviceRates, speed: DeviceSpeed | None) -> float | None:
     if speed is None:
         return peak
     if speed.pcie_generation and speed.n_pcie_lanes:
-        peak = _LANE_BYTES_PER_S.get(speed.pcie_generation, 0.0) * speed.n_pcie_lanes or peak
+        peak = catalogue.PCIE_LANE_BYTES_PER_S.get(speed.pcie_generation, 0.0) * speed.n_pcie_lanes or peak
     return max(peak or 0.0, speed.to_pinned_bytes_per_s or 0.0, speed.to_pageable_bytes_per_s or 0.0) or None
 
 

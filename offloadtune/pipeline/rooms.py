@@ -22,7 +22,7 @@ _USABLE_OF_APPLE_FRAC = 0.67
 """Of unified memory what Metal gives a program by default, on machines of up to 36 GB; larger ones give more."""
 
 _USABLE_WITH_ECC_FRAC = 0.935
-_ERROR_CORRECTING = {"A10", "A40", "L4", "L40", "L40S", "T4"}
+_ERROR_CORRECTING = {"A2", "A10", "A10G", "A40", "L4", "L40", "L40S", "T4"}
 """Cards whose error correction takes a sixteenth of their GDDR memory (T4: 15360 of 16384 MiB)."""
 
 
