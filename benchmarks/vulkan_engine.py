@@ -163,7 +163,7 @@ def _missing(name: str) -> Callable[..., Any]:
 
 def busy_ns() -> int:
     """How long the machine's cores have computed, for whatever program."""
-    times = psutil.cpu_times()._asdict()
+    times: dict[str, float] = psutil.cpu_times()._asdict()
     kinds = ("user", "nice", "system", "irq", "softirq", "steal")
     return round(sum(times.get(kind, 0.0) for kind in kinds) * 1e9)
 

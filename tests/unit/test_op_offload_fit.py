@@ -144,6 +144,17 @@ def test_a_session_is_read_back_and_judged(
     assert "2.99 GB more, in as many copies, take 0.300 s longer" in out
 
 
+def test_what_was_recorded_identifies_streaming(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["op_offload.py"])
+    bench.main()
+    out = capsys.readouterr().out
+    assert out.count("agree") == len(bench.read_session(bench.DATA).configurations) == 17
+    (streaming,) = (line for line in out.splitlines() if line.strip().startswith("streaming to the device"))
+    assert streaming.endswith("excludes 0")
+
+
 def test_a_copy_that_differs_is_told_and_fails(
     facts: GgufFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
