@@ -84,7 +84,11 @@ def _result_words(event: TrialFinished) -> str:
         return f"{result.outcome.value.replace('_', ' ')} - {result.reason}"
     visit, foretold = result.visits[-1], result.expected
     ttft = f" ({format_seconds(foretold.ttft_s.p50)} expected)" if foretold else ""
-    decode = f" ({format_tok_per_s(foretold.decode_tok_per_s.p50)} expected)" if foretold else ""
+    decode = ""
+    if foretold:
+        bound = foretold.bound_tok_per_s
+        most = f", {format_tok_per_s(bound)} at most" if bound else ""
+        decode = f" ({format_tok_per_s(foretold.decode_tok_per_s.p50)} expected{most})"
     return (
         f"first token {format_seconds(visit.ttft_s)}{ttft}, reads {format_tok_per_s(visit.prefill_tok_per_s)}, "
         f"writes {format_tok_per_s(1 / visit.token_s)}{decode}"
