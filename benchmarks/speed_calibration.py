@@ -121,10 +121,12 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.relative_to(ROOT)}")
     options = parser.parse_args()
     wanted = [name for name in FILES if any(part.lower() in name.lower() for part in options.files.split(","))]
-    results = {name: measure(ROOT / "gguf_models" / name, is_quick=options.quick) for name in wanted}
-    if options.write:
-        kept = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else {}
-        RESULT.write_text(json.dumps({**kept, **results}, indent=1) + "\n", encoding="utf-8")
+    results = {}
+    for name in wanted:
+        results[name] = measure(ROOT / "gguf_models" / name, is_quick=options.quick)
+        if options.write:
+            kept = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else {}
+            RESULT.write_text(json.dumps({**kept, name: results[name]}, indent=1) + "\n", encoding="utf-8")
     return 0 if results and all(one["is_met"] for one in results.values()) else 1
 
 
