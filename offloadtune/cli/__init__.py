@@ -15,7 +15,20 @@ from typing import Annotated
 import typer
 
 import offloadtune
-from offloadtune.cli import apply, bench, doctor, export, history, inspect, plan, probe, recommend, sweep, workload
+from offloadtune.cli import (
+    apply,
+    bench,
+    calibrate,
+    doctor,
+    export,
+    history,
+    inspect,
+    plan,
+    probe,
+    recommend,
+    sweep,
+    workload,
+)
 from offloadtune.cli import list as list_
 from offloadtune.errors import OffloadTuneError
 
@@ -33,6 +46,7 @@ app.command()(inspect.inspect)
 app.command("list")(list_.list_files)
 app.command()(plan.plan)
 app.command()(workload.workload)
+app.command()(calibrate.calibrate)
 app.command()(sweep.sweep)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench.bench)
 app.command()(recommend.recommend)
