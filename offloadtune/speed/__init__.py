@@ -2,7 +2,8 @@
 
 terms       settings and a prompt -> bytes, operations and counts of each term
 law         coefficients and how well they are known; runs teach them
-priors      what is believed of machines of a kind before any run: fitted on published records
+priors      what is believed of a rig before any run on it
+constants   the numbers that priors are made of, fitted on published records
 predicting  both phases together -> seconds, tokens a second, intervals
 bounds      the roofline: what no run can exceed
 gains       what more of a machine, or less to read, would bring
