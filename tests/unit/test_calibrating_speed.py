@@ -126,7 +126,7 @@ def test_it_learns_a_machine_and_says_how_sure_it_is() -> None:
         asked = [one.settings.replace(n_gpu_layers=k) for k in range(0, FACTS.n_layer + 2, 3)]
         amounts = amounts_for(phase, FACTS, asked, laws.rig, n_prompt=n_prompt, depth=depth)
         truth = TIMES * LAWS.of(phase).seconds(amounts)
-        assert laws.of(phase).seconds(amounts) == pytest.approx(truth, rel=0.1)
+        assert laws.of(phase).seconds(amounts) == pytest.approx(truth, rel=0.2)
 
 
 def test_what_is_known_already_is_checked_by_two_passages_only(monkeypatch: pytest.MonkeyPatch) -> None:
