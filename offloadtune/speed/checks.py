@@ -14,25 +14,6 @@ from offloadtune.speeds import Coefficient, Run, RunCheck
 _SHOWN_FRAC = 0.9
 """A coefficient whose uncertainty is still more than so much of what it was has not been shown."""
 
-_WORDS = {
-    "weights": "reading the weights",
-    "cache": "reading the cache",
-    "plain_cache": "reading the cache without flash attention",
-    "blocks": "each block besides",
-    "flop": "multiplying the weights",
-    "attention": "attention",
-    "plain_attention": "attention without flash attention",
-    "link": "fetching the cache from main memory",
-    "handovers": "each handing over between devices",
-    "mixed": "splitting the blocks over host and devices",
-    "steps": "each token besides",
-    "link_pinned": "copying weights to the device",
-    "link_pageable": "copying mapped weights to the device",
-    "streamed_blocks": "each block computed by the device for the host",
-    "ubatches": "each ubatch besides",
-    "prompts": "each prompt besides",
-}
-
 
 def checked(law: Law, run: Run) -> RunCheck:
     """A run against a law in which it has no say."""
@@ -89,4 +70,4 @@ def _coefficients(prior: Law, law: Law, asked: Floats, devices: Sequence[str]) -
 
 def _words_of(term: Term, devices: Sequence[str]) -> str:
     where = {"": "", "host": ", host"} | {str(i): f", {name}" for i, name in enumerate(devices)}
-    return f"{_WORDS[term.kind]}{where[term.place]}"
+    return f"{term.what}{where[term.place]}"

@@ -69,18 +69,18 @@ _WORDS = {
     "weights": "reading the weights",
     "cache": "reading the cache",
     "plain_cache": "reading the cache without flash attention",
-    "blocks": "the blocks",
+    "blocks": "each block besides",
     "flop": "multiplying the weights",
     "attention": "attention",
     "activations": "passing values from product to product",
     "plain_attention": "attention without flash attention",
     "link": "fetching the cache from main memory",
-    "handovers": "handing over between devices",
+    "handovers": "each handing over between devices",
     "mixed": "splitting the blocks over host and devices",
     "steps": "each token besides",
     "link_pinned": "copying weights to the device",
     "link_pageable": "copying mapped weights to the device",
-    "streamed_blocks": "blocks computed by the device for the host",
+    "streamed_blocks": "each block computed by the device for the host",
     "ubatches": "each ubatch besides",
     "prompts": "each prompt besides",
 }
@@ -102,10 +102,15 @@ class Term:
         return _UNITS.get(self.kind, "count")
 
     @property
+    def what(self) -> str:
+        """What takes the time, wherever it is done."""
+        return _WORDS[self.kind]
+
+    @property
     def words(self) -> str:
-        """What it is, as the subject of a sentence."""
+        """What takes the time and where, as the subject of a sentence."""
         where = {"": "", "host": " of the host"}.get(self.place, f" of device {self.place}")
-        return f"{_WORDS[self.kind]}{where}"
+        return f"{self.what}{where}"
 
 
 def terms_of(phase: Phase, n_devices: int) -> tuple[Term, ...]:

@@ -181,3 +181,10 @@ def test_without_devices_all_is_on_the_host() -> None:
     found = amounts(Phase.PREFILL, FACTS["llama-3-8b"], CPU, n_gpu_layers=0)
     assert found["link_pinned"] == found["mixed"] == 0
     assert found["host.flop"] > 512 * 2 * 6e9
+
+
+def test_every_term_says_what_it_is() -> None:
+    for phase in Phase:
+        terms = terms_of(phase, 2)
+        assert len({term.words for term in terms}) == len(terms)
+        assert {term.unit for term in terms} == {"bytes", "count"} | ({"flop"} if phase is Phase.PREFILL else set())
