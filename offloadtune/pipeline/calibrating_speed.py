@@ -40,9 +40,9 @@ from offloadtune.speed.design import (
     Asked,
     asked_of,
     candidates_of,
-    first_passage,
     is_known,
     next_passage,
+    opening_passage,
     queries_of,
     seconds_of,
 )
@@ -132,6 +132,7 @@ class CalibratingSpeed:
         self.settings = base.replace(**{**batch, **threads, **request.fixed})
         self.candidates: Asked
         self.n_done = 0
+        self.is_unknown = True
         self.runs: list[Run] = []
         self.failures: list[TrialResult] = []
         self.out: set[int] = set()
@@ -198,6 +199,7 @@ class CalibratingSpeed:
 
     def _measure(self) -> None:
         most, laws = self._most_layers(), self.memory.laws(self.settings)
+        self.is_unknown = not laws.decode.runs
         lends = bool(laws.rig.devices) and laws.rig.devices[0].offloads_ops
         self.candidates = asked_of(self.facts, laws, candidates_of(self.facts, self.settings, most, lends=lends))
         queries = asked_of(self.facts, laws, queries_of(self.facts, self.settings, most))
@@ -215,8 +217,8 @@ class CalibratingSpeed:
 
     def _next(self, laws: Laws, queries: Asked) -> int | None:
         """The passage that teaches most for its time, of those that the budget allows."""
-        if not laws.decode.runs and not self.n_done:
-            return first_passage(self.candidates, self.out)
+        if self.is_unknown and (i := opening_passage(self.candidates, self.out, self.n_done)) is not None:
+            return i
         seconds = seconds_of(laws, self.candidates, _N_VISITS, self.loaded, self.load_s)
         too_long = set(np.flatnonzero(seconds > self._remaining_s()).tolist())
         return next_passage(laws, self.candidates, queries, seconds, self.out | too_long)

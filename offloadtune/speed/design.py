@@ -31,6 +31,9 @@ NEAR_FRAC = 0.05
 _NOISE_OF_RUNS = 0.03
 _N_PLACEMENTS = 5
 _N_UBATCHES = (64, 128, 512)
+_OPENING = ((True, 64), (True, 256), (False, 64), (False, 256))
+"""Whether on the most layers or on the fewest, and tokens of the prompt."""
+
 _PROMPTS = ((64, 0), (256, 0), (1024, 0), (64, 512), (64, 2048), (256, 2048))
 _AROUND_S = 0.5
 """What a passage takes besides: a context is opened and warmed up."""
@@ -125,10 +128,23 @@ def seconds_of(laws: Laws, asked: Asked, n_visits: int, loaded: tuple[object, ..
     return np.asarray(_AROUND_S + prompt * (n_prefix + 1 + n_visits) + n_visits * N_STEPS * step + loads * load_s)
 
 
-def first_passage(candidates: Asked, out: Collection[int]) -> int | None:
-    """The shortest on the most layers: before it nobody knows how slow the machine is."""
-    left = (i for i in range(len(candidates.passages)) if i not in out)
-    return min(left, key=lambda i: _shortness(candidates.passages[i]), default=None)
+def opening_passage(candidates: Asked, out: Collection[int], n_done: int) -> int | None:
+    """One of the first passages, made before anybody knows how the machine computes; None where `n_done` were all.
+
+    A short prompt and a longer one on the most layers there are, and then on none: what a ubatch costs and what a
+    token costs look alike to a single prompt, and so do host and devices.
+    """
+    if n_done >= len(_OPENING):
+        return None
+    is_most, n_prompt = _OPENING[n_done]
+    left = [i for i in range(len(candidates.passages)) if i not in out]
+
+    def away(i: int) -> tuple[int, int, int, int]:
+        one = candidates.passages[i]
+        layers = one.settings.n_gpu_layers
+        return -layers if is_most else layers, one.depth, abs(one.n_prompt - n_prompt), -one.settings.n_ubatch
+
+    return min(left, key=away, default=None)
 
 
 def next_passage(laws: Laws, candidates: Asked, queries: Asked, seconds: Floats, out: Collection[int]) -> int | None:
@@ -186,7 +202,3 @@ def _placements(facts: GgufFacts, settings: Settings, n_layers_most: int, *, len
 
 def _ubatches(settings: Settings) -> list[int]:
     return sorted({min(n_ubatch, settings.n_batch, settings.n_ctx) for n_ubatch in _N_UBATCHES})
-
-
-def _shortness(passage: Passage) -> tuple[int, int, int]:
-    return -passage.settings.n_gpu_layers, passage.depth + passage.n_prompt, -passage.settings.n_ubatch

@@ -20,10 +20,10 @@ from offloadtune.speed.design import (
     Passage,
     asked_of,
     candidates_of,
-    first_passage,
     gains_of,
     is_known,
     next_passage,
+    opening_passage,
     queries_of,
     seconds_of,
     spreads_after,
@@ -66,10 +66,9 @@ class Learner:
         chance, laws, made = np.random.default_rng(seed), self.prior, list[int]()
         while len(made) < N_PASSAGES_MOST and not is_known(laws, self.queries):
             seconds = seconds_of(laws, self.candidates, 3, None, 1.0)
-            if made:
+            i = opening_passage(self.candidates, made, len(made))
+            if i is None:
                 i = next_passage(laws, self.candidates, self.queries, seconds, made)
-            else:
-                i = first_passage(self.candidates, made)
             if i is None:
                 break
             assert i not in made
@@ -131,7 +130,9 @@ def test_runs_are_spread_over_what_is_unknown() -> None:
 def test_where_no_more_layers_fit_none_are_tried() -> None:
     learner = Learner(RIGS["unknown"], n_layers_most=5)
     assert max(one.settings.n_gpu_layers for one in learner.candidates.passages) == 5
-    assert first_passage(learner.candidates, ()) is not None
+    first = opening_passage(learner.candidates, (), 0)
+    assert first is not None
+    assert learner.candidates.passages[first].settings.n_gpu_layers == 5
 
 
 def test_a_device_that_lends_itself_is_compared_with_the_host_by_itself() -> None:
@@ -158,7 +159,7 @@ def test_when_all_were_made_there_is_no_next() -> None:
     everything = range(len(learner.candidates.passages))
     seconds = seconds_of(learner.prior, learner.candidates, 3, None, 1.0)
     assert next_passage(learner.prior, learner.candidates, learner.queries, seconds, everything) is None
-    assert first_passage(learner.candidates, everything) is None
+    assert opening_passage(learner.candidates, everything, 0) is None
 
 
 def test_a_run_that_takes_longer_is_chosen_less() -> None:
@@ -231,3 +232,12 @@ def test_all_is_known_once_nothing_is_left_but_the_error_of_the_law() -> None:
     assert is_known(dataclasses.replace(laws, decode=sure[0], prefill=sure[1]), learner.queries)
     assert not is_known(dataclasses.replace(laws, decode=sure[0]), learner.queries)
     assert isinstance(learner.queries, Asked)
+
+
+def test_the_first_passages_tell_ubatches_from_tokens_and_the_host_from_devices() -> None:
+    learner, made = Learner(RIGS["unknown"]), list[int]()
+    while (i := opening_passage(learner.candidates, made, len(made))) is not None:
+        made.append(i)
+    passages = [learner.candidates.passages[i] for i in made]
+    assert [(one.settings.n_gpu_layers, one.n_prompt) for one in passages] == [(13, 64), (13, 256), (0, 64), (0, 256)]
+    assert {one.depth for one in passages} == {0}
