@@ -63,6 +63,11 @@ class Rig:
     host: HostRates
     shares: tuple[float, ...] = ()
 
+    @property
+    def lender(self) -> int | None:
+        """Index of the device that works for matrices in main memory: the first that can (ggml-backend.cpp)."""
+        return next((i for i, device in enumerate(self.devices) if device.offloads_ops), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:

@@ -200,7 +200,7 @@ class CalibratingSpeed:
     def _measure(self) -> None:
         most, laws = self._most_layers(), self.memory.laws(self.settings)
         self.is_unknown = not laws.decode.runs
-        lends = bool(laws.rig.devices) and laws.rig.devices[0].offloads_ops
+        lends = laws.rig.lender is not None
         self.candidates = asked_of(self.facts, laws, candidates_of(self.facts, self.settings, most, lends=lends))
         queries = asked_of(self.facts, laws, queries_of(self.facts, self.settings, most))
         while self.n_done < N_PASSAGES_MOST and self._remaining_s() > 0:

@@ -116,8 +116,8 @@ def _about_rig(question: Question, request: PlanRequest, laws: Laws) -> Iterator
     elif host.peak_bytes_per_s is None and host.read_bytes_per_s is None and "host.weights" not in shown:
         measure = "measure it with offloadtune doctor, or " if host.n_cores else ""  # it is this machine's
         yield f"The speed of main memory is not known, so a typical one is assumed: {measure}name it, like ddr5-5600x2."
-    lender = rig.devices[0] if rig.devices else None
-    lends = lender and lender.offloads_ops and settings.op_offload and not shown & {"link_pinned", "link_pageable"}
+    lender = None if rig.lender is None else rig.devices[rig.lender]
+    lends = settings.op_offload and not shown & {"link_pinned", "link_pageable"}
     if lender and lends and lender.link_bytes_per_s is None:
         yield f"How fast weights are copied to {lender.name} for prompts is not known, so a typical link is assumed."
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterator
 
 from offloadtune import search
 from offloadtune.pipeline.speed_memory import SpeedMemory
 from offloadtune.records import Basis, Estimate, Expected, Outcome, Settings, TrialResult
+from offloadtune.speed import N_SIGMA_90
 from offloadtune.speed.flags import strange
 from offloadtune.sweeps import Said, Teller
 
 _N_MISSES = 3
+_USUAL_SCATTER_FRAC = 0.05
 _MISSES_FRAC = 1 / 3
 """Of ten trials one may lie outside its 90 % interval by chance; three, and a third of all, are the law's fault."""
 
@@ -47,10 +50,11 @@ class Foresight:
         self._say(self._speeds.words)
 
     def _tally(self, result: TrialResult) -> None:
+        slack = math.exp(N_SIGMA_90 * _scatter_frac(result))
         for foretold, measured in _beside(result):
             if foretold.basis is Basis.CALIBRATED:
                 self._n_foretold += 1
-                self._n_missed += not foretold.low <= measured <= foretold.high
+                self._n_missed += not foretold.low / slack <= measured <= foretold.high * slack
         if self.is_trusted and self._n_missed >= max(_N_MISSES, _MISSES_FRAC * self._n_foretold):
             self.is_trusted = False
             missed = f"{self._n_missed} of {self._n_foretold} speeds lay outside what the law foretold"
@@ -61,6 +65,12 @@ class Foresight:
             if sentence not in self._said:
                 self._said.add(sentence)
                 self._listen(Said(text=sentence))
+
+
+def _scatter_frac(result: TrialResult) -> float:
+    """How far a measured median may lie from the truth: the scatter of its visits, a usual one of a single visit."""
+    times = [visit.ttft_s for visit in search.measured(result.visits)]
+    return _USUAL_SCATTER_FRAC if len(times) < 2 else statistics.stdev(times) / statistics.fmean(times)
 
 
 def _beside(result: TrialResult) -> Iterator[tuple[Estimate, float]]:

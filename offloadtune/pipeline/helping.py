@@ -125,7 +125,7 @@ def _faster_parts(asked: _Asked, before: Turn) -> Iterator[tuple[str, Turn]]:
         faster = memory + _RAM_STEP_BYTES_PER_S
         what = f"main memory of {format_bytes_per_s(faster)} instead of {format_bytes_per_s(memory)}"
         yield what, before.with_faster_memory(faster / memory)
-    link = rig.devices[0].link_bytes_per_s if rig.devices else None
+    link = None if rig.lender is None else rig.devices[rig.lender].link_bytes_per_s
     if link:
         speeds = f"{format_bytes_per_s(2 * link)} instead of {format_bytes_per_s(link)}"
         what = f"a link of {speeds} to the device (twice the lanes, or a generation more)"

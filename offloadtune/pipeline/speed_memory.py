@@ -29,6 +29,7 @@ from offloadtune.speed import (
     laws_of_kind,
     residuals_of,
     run_of,
+    shifted,
 )
 from offloadtune.speeds import Phase, Run
 
@@ -119,7 +120,7 @@ def believed(prior: Law, kept: Sequence[store.KeptRun]) -> tuple[Law, str]:
     """The law by those runs of its phase that agree, and a sentence where some were left out.
 
     Left out are all of earlier sweeps where the last one's agree among themselves, or else the few that lie furthest
-    off. Where that does not help the law does not hold here: `prior` stands, as far off as the runs show it to be.
+    off. Where that does not help the law does not hold here: `prior` as a whole is as slow or fast as the runs are.
     """
     known = {term.name for term in prior.terms}
     kept = [one for one in kept if one.run.phase is prior.phase and {name for name, _ in one.run.amounts} <= known]
@@ -138,9 +139,8 @@ def believed(prior: Law, kept: Sequence[store.KeptRun]) -> tuple[Law, str]:
         fewer = calibrated(prior, fewer.runs[:worst] + fewer.runs[worst + 1 :])
         if not contradiction(fewer):
             return fewer, f"{word} Without {n_left_out} of {len(runs)} runs the others agree."
-    off = float(np.sqrt(np.mean(residuals_of(law, law.runs) ** 2)))
-    wide = dataclasses.replace(prior, noise_frac=float(np.hypot(prior.noise_frac, off)))
-    return wide, f"{word} So the {prior.phase} is predicted as if nothing had been measured here."
+    instead = f"So a typical machine's {prior.phase} is predicted, as much slower or faster as these runs are"
+    return shifted(prior, runs), f"{word} {instead}, and no surer than they."
 
 
 def runs_of(facts: GgufFacts, laws: Laws, result: TrialResult) -> tuple[Run, ...]:

@@ -11,13 +11,13 @@ _COVERAGE_FRAC = 0.9
 
 
 def expected(space: Space, settings: Settings) -> Expected | None:
-    """The workload's time to first token and its rate of writing; None where nothing is foretold."""
+    """The workload's time to first token and its rate of writing one sequence; None where nothing is foretold."""
     if space.laws is None:
         return None
     workload = space.workload
-    found = predict(
-        space.facts, settings, space.laws(settings), n_prompt=workload.n_prompt_new, depth=workload.n_prefix_cached
-    )
+    laws = space.laws(settings)
+    alone = settings.replace(n_seq_max=1)  # visits write one sequence, whatever there is room for
+    found = predict(space.facts, alone, laws, n_prompt=workload.n_prompt_new, depth=workload.n_prefix_cached)
     return Expected(
         ttft_s=_estimate(found.ttft_s),
         decode_tok_per_s=_estimate(found.decode_tok_per_s),

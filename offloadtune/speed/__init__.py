@@ -11,7 +11,7 @@ gains       what more of a machine, or less to read, would bring
 
 from offloadtune.speed.bounds import least_seconds
 from offloadtune.speed.gains import Turn, best_first, gain_of, next_quant_down, turn_of
-from offloadtune.speed.law import Law, calibrated, contradiction, misses, residuals_of, run_of
+from offloadtune.speed.law import N_SIGMA_90, Law, calibrated, contradiction, misses, residuals_of, run_of, shifted
 from offloadtune.speed.predicting import (
     N_PROMPT_USUAL,
     Laws,
@@ -28,6 +28,7 @@ from offloadtune.speed.terms import Term, Work, amounts_of, terms_of
 
 __all__ = [
     "N_PROMPT_USUAL",
+    "N_SIGMA_90",
     "Law",
     "Laws",
     "Predictions",
@@ -51,6 +52,7 @@ __all__ = [
     "prior_of",
     "residuals_of",
     "run_of",
+    "shifted",
     "terms_of",
     "turn_of",
 ]

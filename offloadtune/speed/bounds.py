@@ -1,7 +1,7 @@
 """The roofline: what no run of a placement can exceed, because each byte must be read and each product computed.
 
     step [s] >= sum over places of  bytes of weights and cache / peak bandwidth       (places take turns)
-    prompt [s] >= sum over devices of  max(flop / peak rate, bytes / peak bandwidth)
+    prompt [s] >= most of all devices of  max(flop / peak rate, bytes / peak bandwidth)       (ubatches in turns)
                   + streamed bytes / peak of the link + bytes of host blocks / peak bandwidth of main memory
 
 A measurement above the bound did something else: a cached prompt, speculation, another file. What lies in a cache is
@@ -29,7 +29,7 @@ def least_seconds(phase: Phase, amounts: Floats, rig: Rig) -> Floats:
     nobody says are left out, which loosens the bound but keeps it one.
     """
     row = {term.name: amounts[i] for i, term in enumerate(terms_of(phase, len(rig.devices)))}
-    total = np.zeros(amounts.shape[1])
+    total, in_turns = np.zeros(amounts.shape[1]), np.zeros(amounts.shape[1])
     host_peak = rig.host.peak_bytes_per_s or (rig.host.read_bytes_per_s or 0.0) * _MEASURED_MARGIN or None
     places = [(str(i), one.read_bytes_per_s, one.last_level_bytes) for i, one in enumerate(rig.devices)]
     for place, peak, cache in (*places, ("host", host_peak, rig.host.last_level_bytes)):
@@ -41,8 +41,12 @@ def least_seconds(phase: Phase, amounts: Floats, rig: Rig) -> Floats:
         flop_peak = None if place == "host" else _peak_of(rig.devices[int(place)])
         if phase is Phase.PREFILL and flop_peak:
             seconds = np.maximum(seconds, (row[f"{place}.flop"] + row[f"{place}.attention"]) / flop_peak)
-        total = total + seconds
-    link_peak = rig.devices[0].link_bytes_per_s if rig.devices else None
+        if phase is Phase.PREFILL and place != "host":  # with one ubatch on each device they all work at once
+            in_turns = np.maximum(in_turns, seconds)
+        else:
+            total = total + seconds
+    total = total + in_turns
+    link_peak = None if rig.lender is None else rig.devices[rig.lender].link_bytes_per_s
     streamed = sum(row[name] for name in ("link", "link_pinned", "link_pageable") if name in row)
     return total + (streamed / link_peak if link_peak else 0.0)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from offloadtune.records import GgufFacts, Settings
 from offloadtune.speed.law import N_SIGMA_90, Law
-from offloadtune.speed.predicting import N_PROMPT_USUAL, Laws, amounts_for
+from offloadtune.speed.predicting import N_PROMPT_USUAL, Laws, amounts_for, laws_of_kind
 from offloadtune.speed.terms import Floats
 from offloadtune.speeds import Gain, Phase
 
@@ -41,7 +41,6 @@ _SMALLER_FRAC = 0.9
 
 _HOST_BYTES = {"host.weights", "host.cache", "host.plain_cache"}
 _COPIED_WEIGHTS = {"link_pinned", "link_pageable"}
-_LINK_BYTES = {"link"} | _COPIED_WEIGHTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +60,25 @@ class Turn:
         return self._scaled(_HOST_BYTES, 1.0 / ratio)
 
     def with_faster_link(self, ratio: float) -> Turn:
-        """Where the link to the first device moves `ratio` times as much."""
-        return self._scaled(_LINK_BYTES, 1.0 / ratio)
+        """Where the link to the device that works for the host moves `ratio` times as much.
+
+        Copies of memory that is not pinned gain less by it: the CPU makes them first.
+        """
+        rig = self.laws.rig
+        devices = tuple(
+            dataclasses.replace(one, link_bytes_per_s=ratio * one.link_bytes_per_s)
+            if i == rig.lender and one.link_bytes_per_s
+            else one
+            for i, one in enumerate(rig.devices)
+        )
+        now, faster = (
+            laws_of_kind(one, is_float=self.laws.is_float) for one in (rig, dataclasses.replace(rig, devices=devices))
+        )
+        prompt, step = (
+            amounts * (faster.of(phase).mean / now.of(phase).mean)
+            for phase, amounts in ((Phase.PREFILL, self.prompt), (Phase.DECODE, self.step))
+        )
+        return Turn(laws=self.laws, prompt=prompt, step=step)
 
     def with_smaller_weights(self, ratio: float, laws: Laws) -> Turn:
         """Where weights take `ratio` of their bytes, by the laws of such weights."""
@@ -92,7 +108,8 @@ def gain_of(what: str, before: Turn, after: Turn) -> Gain | None:
     step = _log_ratio(before.laws.decode, before.step, after.laws.decode, after.step)
     if after.seconds >= before.seconds or not (_is_sure(*prompt) or _is_sure(*step)):
         return None
-    return Gain(what=what, decode_frac=math.expm1(step[0]), ttft_frac=-math.expm1(-prompt[0]))
+    decode_frac = math.expm1(step[0]) if _is_sure(*step) else 0.0
+    return Gain(what=what, decode_frac=decode_frac, ttft_frac=-math.expm1(-prompt[0]) if _is_sure(*prompt) else 0.0)
 
 
 def best_first(before: Turn, found: Iterable[tuple[Gain | None, Turn]]) -> tuple[Gain, ...]:

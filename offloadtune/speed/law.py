@@ -135,9 +135,12 @@ def calibrated(prior: Law, runs: Sequence[Run]) -> Law:
     noise = np.array([math.hypot(prior.calibrated_noise_frac, run.noise_frac) for run in runs])
     weighted = rows / noise[:, None]
     doubt = _MOST_DOUBT
-    for _ in range(_N_DOUBTS):
-        mean, covariance = _solved(_doubted(prior, doubt), weighted, 1.0 / noise)
-        doubt = max(1.0, (_N_PRIOR_RUNS + _strain(prior, mean)) / (_N_PRIOR_RUNS + len(runs)))
+    try:
+        for _ in range(_N_DOUBTS):
+            mean, covariance = _solved(_doubted(prior, doubt), weighted, 1.0 / noise)
+            doubt = max(1.0, (_N_PRIOR_RUNS + _strain(prior, mean)) / (_N_PRIOR_RUNS + len(runs)))
+    except np.linalg.LinAlgError:  # of numbers too far apart
+        return dataclasses.replace(shifted(prior, runs), runs=runs)
     residuals = weighted @ mean - 1.0 / noise
     n_learnt = float(np.einsum("ij,jk,ik->", weighted, covariance, weighted))  # of what the runs say, used up by now
     scale = (_N_PRIOR_RUNS + float(residuals @ residuals)) / (_N_PRIOR_RUNS + len(runs) - n_learnt)
@@ -148,6 +151,19 @@ def calibrated(prior: Law, runs: Sequence[Run]) -> Law:
         covariance=covariance * worst,
         noise_frac=prior.calibrated_noise_frac * math.sqrt(scale),
         runs=runs,
+    )
+
+
+def shifted(prior: Law, runs: Sequence[Run]) -> Law:
+    """`prior` as a whole as much slower or faster as the runs of its phase are, and as uncertain as they differ.
+
+    For runs that no coefficients explain together.
+    """
+    logs = np.array([math.log(run.seconds / float(prior.mean @ amounts_of_run(prior, run))) for run in runs])
+    factor = math.exp(float(np.median(logs)))
+    noise_frac = math.hypot(prior.noise_frac, float(np.sqrt(np.mean((logs - np.median(logs)) ** 2))))
+    return dataclasses.replace(
+        prior, mean=prior.mean * factor, covariance=prior.covariance * factor**2, noise_frac=noise_frac
     )
 
 

@@ -64,21 +64,25 @@ def is_float_file(facts: GgufFacts) -> bool:
     return bool(facts.type_bytes) and facts.type_bytes[0][0].upper() in _FLOAT_TYPES
 
 
-def work_of(settings: Sequence[Settings], host: HostRates, *, n_prompt: int, depth: int) -> Work:
+def work_of(phase: Phase, settings: Sequence[Settings], host: HostRates, *, n_prompt: int, depth: int) -> Work:
     """The same prompt for each of `settings`, whose threads count where the host's cores are known.
 
     With fewer threads than cores computing takes longer in proportion, and reading once there are fewer than half.
+    A token of one sequence has `n_threads` to it, all else `n_threads_batch` (llama-context.cpp).
     """
     n_cores = host.n_cores
-    decode = np.array([one.n_threads for one in settings], dtype=np.float64)
-    batch = np.array([one.n_threads_batch for one in settings], dtype=np.float64)
+    is_single = [phase is Phase.DECODE and one.n_seq_max == 1 for one in settings]
+    threads = np.array(
+        [one.n_threads if single else one.n_threads_batch for one, single in zip(settings, is_single, strict=True)],
+        dtype=np.float64,
+    )
     return Work.over(
         len(settings),
         n_prompt=n_prompt,
         depth=depth,
         n_seq=np.array([one.n_seq_max for one in settings]),
-        slower_memory=np.maximum(n_cores / 2 / np.maximum(decode, 1), 1.0) if n_cores else 1.0,
-        slower_compute=np.maximum(n_cores / np.maximum(batch, 1), 1.0) if n_cores else 1.0,
+        slower_memory=np.maximum(n_cores / 2 / np.maximum(threads, 1), 1.0) if n_cores else 1.0,
+        slower_compute=np.maximum(n_cores / np.maximum(threads, 1), 1.0) if n_cores else 1.0,
         is_pinned=np.array([not is_mapped(one) for one in settings]),
     )
 
@@ -87,7 +91,7 @@ def amounts_for(  # noqa: PLR0913 - all that a question consists of
     phase: Phase, facts: GgufFacts, settings: Sequence[Settings], rig: Rig, *, n_prompt: int, depth: int
 ) -> Floats:
     """Amounts of each term, shape (n_terms, n_settings): of a prompt after `depth` tokens, or of a step at `depth`."""
-    work = work_of(settings, rig.host, n_prompt=n_prompt, depth=depth)
+    work = work_of(phase, settings, rig.host, n_prompt=n_prompt, depth=depth)
     return amounts_of(phase, facts, Grid.of(settings, facts.n_layer), work, rig)
 
 
@@ -137,8 +141,8 @@ def predict(
         decode_tok_per_s=decode,
         prefill_tok_per_s=prefill,
         ttft_s=ttft,
-        bound_tok_per_s=_rate(settings.n_seq_max, least_seconds(Phase.DECODE, step, rig)),
-        bound_prefill_tok_per_s=_rate(n_read, least_seconds(Phase.PREFILL, prompt, rig)),
+        bound_tok_per_s=_bound(Phase.DECODE, facts, settings, rig, n_tokens=settings.n_seq_max, depth=decode_depth),
+        bound_prefill_tok_per_s=_bound(Phase.PREFILL, facts, settings, rig, n_tokens=n_read, depth=depth),
         words=tuple(_words(laws, step[:, 0], prompt[:, 0])),
     )
 
@@ -155,5 +159,12 @@ def _words(laws: Laws, step: Floats, prompt: Floats) -> list[str]:
     return words
 
 
-def _rate(n_tokens: float, seconds: Floats) -> float | None:
-    return None if math.isnan(seconds[0]) or seconds[0] <= 0 else float(n_tokens / seconds[0])
+def _bound(  # noqa: PLR0913 - all that a question consists of
+    phase: Phase, facts: GgufFacts, settings: Settings, rig: Rig, *, n_tokens: int, depth: int
+) -> float | None:
+    """Tokens a second at most, None where that is not known: however few threads there are, memory has one peak."""
+    any_threads = dataclasses.replace(rig, host=dataclasses.replace(rig.host, n_cores=None))
+    n_prompt = 1 if phase is Phase.DECODE else n_tokens
+    amounts = amounts_for(phase, facts, (settings,), any_threads, n_prompt=n_prompt, depth=depth)
+    seconds = float(least_seconds(phase, amounts, rig)[0])
+    return None if math.isnan(seconds) or seconds <= 0 else n_tokens / seconds

@@ -86,7 +86,7 @@ def beliefs_of(phase: Phase, rig: Rig, *, is_float: bool) -> Iterator[Belief]:
     for i, device in enumerate(rig.devices):
         yield from (_decode_of if phase is Phase.DECODE else _prefill_of)(str(i), device, is_float=is_float)
     yield from (_decode_on_host if phase is Phase.DECODE else _prefill_on_host)(rig.host)
-    device = rig.devices[0] if rig.devices else DeviceRates(name="")
+    device = DeviceRates(name="") if rig.lender is None else rig.devices[rig.lender]
     family = device.family
     link, width = _unit(device.link_bytes_per_s, _TYPICAL_LINK)
     copies = device.name.startswith("Vulkan")  # in pieces, through a buffer of its own, whatever the memory
@@ -127,6 +127,8 @@ def _decode_of(place: str, device: DeviceRates, *, is_float: bool) -> Iterator[B
     yield Belief(Term(place, "cache"), "cache", family, read, width)
     yield Belief(Term(place, "plain_cache"), "plain_cache", family, read, width)
     yield Belief(Term(place, "blocks"), "block", family, 1.0)
+    flop, width_flop = _unit(peak_of(device, is_float=is_float), _TYPICAL_FLOP)
+    yield Belief(Term(place, "flop"), "compute_float" if is_float else "compute", family, flop, width_flop)
 
 
 def _prefill_of(place: str, device: DeviceRates, *, is_float: bool) -> Iterator[Belief]:
@@ -155,11 +157,18 @@ def _decode_on_host(host: HostRates) -> Iterator[Belief]:
     yield Belief(Term("host", "cache"), "host_cache", "", read, width)
     yield Belief(Term("host", "plain_cache"), "host_plain_cache", "", read, width)
     yield Belief(Term("host", "blocks"), "host_block", "", 1.0)
+    flop, width_flop = _flop_of_host(host)
+    yield Belief(Term("host", "flop"), "host_compute", "", flop, width_flop)
+
+
+def _flop_of_host(host: HostRates) -> tuple[float, float]:
+    """Seconds an operation if each core made one a second, and how far off that may be."""
+    return (1.0 / host.n_cores, 0.0) if host.n_cores else (1.0 / _TYPICAL_CORES, _WIDTH_TYPICAL)
 
 
 def _prefill_on_host(host: HostRates) -> Iterator[Belief]:
     _, read, width_read = _host_read(host)
-    flop, width = (1.0 / host.n_cores, 0.0) if host.n_cores else (1.0 / _TYPICAL_CORES, _WIDTH_TYPICAL)
+    flop, width = _flop_of_host(host)
     yield Belief(Term("host", "flop"), "host_compute", "", flop, width)
     yield Belief(Term("host", "attention"), "host_attention", "", flop, width)
     yield Belief(Term("host", "plain_attention"), "host_attention", "", flop, width)

@@ -4,7 +4,8 @@ Shapes: one entry a query (settings, prompt, depth); amounts are (n_terms, n_que
 W bytes of weights, P parameters, u_E(m) = 1 - (1 - k/E)^m the share of E experts that m tokens touch, and n cells of
 cache (in steps of 256, a window's at most):
 
-    decode    weights W u_E(B), cache B (K + V bytes of n cells), blocks, for each device and the host;
+    decode    weights W u_E(B), cache B (K + V bytes of n cells), blocks, for each device and the host; flop 2 P for
+              each sequence beyond those whose products are made while weights are read (8 on a device, 1 on the host);
               link: cache of blocks on devices that is kept in main memory; handovers between backends
     prefill   for each of ceil(N / u) ubatches of m tokens: flop 2 P m, attention 2 n_head (d_k + d_v) m n,
               weights W u_E(m^0.6), activations 6 flop / n_embd, blocks; link: weights of host blocks, where a device
@@ -36,6 +37,9 @@ Floats = NDArray[np.float64]
 N_AT_ONCE = 5_000
 """Queries whose arrays stay in the processor's cache."""
 
+_N_SEQ_READ_ALIKE = 8
+"""So many sequences cost a device no more computing than it has time for while it reads the weights (mmvq.cuh)."""
+
 _PROMPT_VARIETY = 0.6
 """m tokens of one prompt ask for as many experts as m^0.6 tokens of unrelated texts would: neighbours ask for the same.
 
@@ -54,7 +58,7 @@ By decode of gpt-oss, Qwen 3.5 to 3.8 and others beside plain models on the same
 """
 
 _OF_PLACE = {
-    Phase.DECODE: ("weights", "cache", "plain_cache", "blocks"),
+    Phase.DECODE: ("weights", "cache", "plain_cache", "blocks", "flop"),
     Phase.PREFILL: ("flop", "attention", "plain_attention", "weights", "activations", "blocks"),
 }
 _OF_ALL = {
@@ -182,9 +186,10 @@ class Placed:
         blocks = _blocks_of(ById(facts))
         self.blocks, self.grid = blocks, grid
         n_devices = len(rig.devices)
-        lends = bool(rig.devices) and rig.devices[0].offloads_ops
+        self.lender = rig.lender
         slices = slices_of(grid, blocks.n_layer, rig.shares or [1.0] * max(n_devices, 1))
-        first = np.minimum(slices.first, blocks.n_trunk)
+        first_of_all = slices.first if n_devices else np.full_like(slices.first, blocks.n_layer + 1)
+        first = np.minimum(first_of_all, blocks.n_trunk)
         experts_from = np.minimum(grid.n_cpu_moe, blocks.n_trunk)  # experts of blocks before this one are on the host
         self.devices: list[_Share] = []
         n_used = np.zeros_like(first)
@@ -194,11 +199,11 @@ class Placed:
             has_output = np.asarray((begin <= blocks.n_layer) & (end > blocks.n_layer))
             self.devices.append(_Share.of(blocks, (low, high), kept, has_output))
             n_used += end > begin
-        zero, has_output = np.zeros_like(first), np.asarray(slices.first <= blocks.n_layer)
+        zero, has_output = np.zeros_like(first), np.asarray(first_of_all <= blocks.n_layer)
         self.host = _Share.of(blocks, (zero, first), (zero, np.maximum(first, experts_from)), ~has_output)
         self.attends_on_device = grid.offload_kqv | grid.flash
         self.is_away = ~grid.offload_kqv & grid.flash  # the cache, from devices that attend to it
-        self.is_lent = grid.op_offload & grid.has_devices & lends
+        self.is_lent = grid.op_offload & grid.has_devices & (rig.lender is not None)
         self.mixed = ((first > 0) & has_output).astype(np.float64)
         experts_away = np.maximum(experts_from - first, 0) * bool(blocks.has_experts)
         caches_away = np.where(grid.offload_kqv, 0, blocks.n_trunk - first)
@@ -215,18 +220,24 @@ class Placed:
         rows: list[Floats] = []
         link = kept_back = np.zeros_like(n_seq)
         for share in self.devices:
-            cache = n_seq * self._cache_bytes(share, cells)
+            cache = self._cache_bytes(share, cells, n_seq=n_seq)
             link, kept_back = link + cache * self.is_away, kept_back + cache * ~self.attends_on_device
             here = cache * self.attends_on_device
-            rows += [self._weights(share, touched), here * flash, here * ~flash, share.n_steps + share.has_output]
-            rows[-4] = rows[-4] + share.has_output * self.blocks.output_bytes
+            weights = self._weights(share, touched) + share.has_output * self.blocks.output_bytes
+            rows += [weights, here * flash, here * ~flash, share.n_steps + share.has_output]
+            rows += [np.maximum(n_seq - _N_SEQ_READ_ALIKE, 0) * self._step_flop(share)]
         # the CPU passes over masked cells, and reads recurrent states as it reads weights
         states = 2.0 * n_seq * self.host.state_bytes
         weights = self._weights(self.host, touched) + self.host.has_output * self.blocks.output_bytes + states
         seen = np.where(flash, work.depth + 1, cells)
-        cache = (n_seq * self._cache_bytes(self.host, seen) - states + kept_back) * work.slower_memory
+        cache = (self._cache_bytes(self.host, seen, n_seq=n_seq) - states + kept_back) * work.slower_memory
         rows += [weights * work.slower_memory, cache * flash, cache * ~flash, self.host.n_blocks]
+        rows += [(n_seq - 1) * self._step_flop(self.host) * work.slower_compute]
         return np.stack([*rows, link, self.handovers, self.mixed, np.ones_like(n_seq)])
+
+    def _step_flop(self, share: _Share) -> Floats:
+        """Operations of one token of one sequence."""
+        return share.flop + share.has_output * self.blocks.output_flop
 
     def _prefill(self, work: Work) -> Floats:
         """A prompt, ubatch by ubatch: the full ones alike, and what is left of it in a last one."""
@@ -262,7 +273,7 @@ class Placed:
         for i, (share, attention) in enumerate(zip(self.devices, attends, strict=True)):
             flop, weights = n_tokens * share.flop, self._weights(share, touched)
             attention_here = attention * self.attends_on_device
-            if i == 0:  # the one that works for the host
+            if i == self.lender:
                 flop, weights = flop + is_lent * host_flop, weights + is_lent * host_weights
                 attention_here = attention_here + is_lent * host_attends
             passed = flop * self.blocks.bytes_passed
@@ -283,16 +294,21 @@ class Placed:
         """Bytes of the blocks of a place that are read."""
         return share.dense_bytes + touched * share.expert_bytes
 
-    def _cache_bytes(self, share: _Share, n_cells: Ints, n_cells_v: Ints | None = None) -> Floats:
-        """Bytes of cache that one sequence reads in the blocks of a place, recurrent states written back too.
+    def _cache_bytes(
+        self, share: _Share, n_cells: Ints, n_cells_v: Ints | None = None, n_seq: Floats | float = 1.0
+    ) -> Floats:
+        """Bytes of cache that sequences read in the blocks of a place, recurrent states written back too.
 
-        `n_cells_v` are those of V where they are not as many as of K.
+        `n_cells` are those of each; `n_cells_v` those of V where they are not as many as of K. What sequences share is
+        no longer than it is.
         """
-        total = 2.0 * share.state_bytes
+        total = 2.0 * n_seq * share.state_bytes
         for kind, (k, v, _) in zip(self.blocks.kinds, share.of_kinds, strict=True):
             most = cells_of(self.blocks.anatomy, self.grid, is_window=kind)
-            cells = np.minimum(n_cells, most) / 32
-            cells_v = cells if n_cells_v is None else np.minimum(n_cells_v, most) / 32
+            cells, cells_v = (
+                np.where(self.grid.unified, np.minimum(n_seq * n, most), n_seq * np.minimum(n, most)) / 32
+                for n in (n_cells, n_cells if n_cells_v is None else n_cells_v)
+            )
             total = total + cells * k * self.grid.k32 + cells_v * v * self.grid.v32
         return total
 
@@ -389,7 +405,7 @@ def _blocks_of(key: ById) -> _Blocks:
         used_frac=used_frac,
         output_bytes=float(n_bytes.dense[-1] + n_bytes.tied_copy),  # a tied output is the embedding
         output_flop=2.0 * float(values.dense[-1] + values.tied_copy),
-        bytes_passed=_BYTES_PASSED / facts.n_embd,
+        bytes_passed=_BYTES_PASSED / max(facts.n_embd, 1),
     )
 
 

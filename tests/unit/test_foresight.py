@@ -157,7 +157,7 @@ def test_each_goal_has_its_own_cost() -> None:
         (1.0, 0.95, ()),
         (1.0, 0.5, ("reads", "writes")),
         (3.0, 9.0, ("reads", "writes")),
-        (3.0, None, ()),
+        (3.0, None, ("reads", "writes")),
     ],
 )
 def test_speeds_that_cannot_be_are_doubted(times: float, bound: float | None, words: tuple[str, ...]) -> None:
@@ -165,6 +165,12 @@ def test_speeds_that_cannot_be_are_doubted(times: float, bound: float | None, wo
     sentences = strange(one, one.visits)
     assert [sentence.split()[1] for sentence in sentences] == list(words)
     assert all(("at most" in sentence) == (bound == 0.5) for sentence in sentences)
+
+
+def test_what_a_catalogue_expects_is_doubted_only_where_a_data_sheet_bounds_it() -> None:
+    for bound, words in ((None, []), (9.0, ["writes"])):
+        one = trial(3.0, bound, basis=Basis.CATALOGUE)
+        assert [sentence.split()[1] for sentence in strange(one, one.visits)] == words
 
 
 def test_nothing_is_doubted_where_nothing_was_expected() -> None:

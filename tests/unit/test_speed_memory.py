@@ -17,6 +17,7 @@ from offloadtune.pipeline.rigs import rig_of_machine
 from offloadtune.pipeline.speed_memory import SpeedMemory, believed, runs_of, settings_that_ran
 from offloadtune.records import Basis, EngineBuild, GgufFacts, Machine, Outcome, Settings, Target, Trial, TrialResult
 from offloadtune.speed import Laws, amounts_for, laws_of, predict, residuals_of
+from offloadtune.speed.law import amounts_of_run
 from offloadtune.speeds import Phase
 
 FACTS = made_up_facts()
@@ -179,13 +180,19 @@ def test_older_runs_give_way_to_those_of_the_last_time() -> None:
     assert word.endswith("Those of the last time agree, and count alone.")
 
 
-def test_where_nothing_agrees_the_law_is_the_one_before_any_run_and_as_uncertain_as_it_showed_itself() -> None:
-    runs = kept([(settings, 1.0 + 4.0 * (i % 2)) for i, settings in enumerate(LADDER)])
+@pytest.mark.parametrize("times", [1.0, 1000.0])
+def test_where_nothing_agrees_the_law_is_the_one_before_any_run_as_slow_and_as_sure_as_they_are(times: float) -> None:
+    runs = kept([(settings, times * (1.0 + 4.0 * (i % 2))) for i, settings in enumerate(LADDER)])
     found, word = believed(PRIOR.decode, runs)
     assert found.runs == ()
-    assert found.mean.tolist() == PRIOR.decode.mean.tolist()
+    factors = found.mean / PRIOR.decode.mean
+    assert factors == pytest.approx(factors[0])
+    assert times <= factors[0] <= 5 * times
     assert found.noise_frac > 0.3
-    assert word.endswith("So the decode is predicted as if nothing had been measured here.")
+    assert word.endswith("as much slower or faster as these runs are, and no surer than they.")
+    for run in (one.run for one in runs if one.run.phase is Phase.DECODE):
+        _, low, high = found.interval(amounts_of_run(found, run)[:, None])
+        assert low[0] < run.seconds < high[0]
 
 
 def test_contradictions_are_said_by_the_memory_that_met_them() -> None:
@@ -195,7 +202,7 @@ def test_contradictions_are_said_by_the_memory_that_met_them() -> None:
     assert one.words == ()  # nobody asked for laws
     assert one.laws().decode.basis is Basis.CATALOGUE
     assert len(one.words) == 2
-    assert all("as if nothing had been measured" in word for word in one.words)
+    assert all("no surer than they" in word for word in one.words)
 
 
 def test_a_run_of_terms_that_the_law_has_no_more_is_passed_over() -> None:
