@@ -28,7 +28,8 @@ class DeviceRates:
     `family` is that of the catalogue of cards, "" where the card is not in it. `read_bytes_per_s` is of its own memory,
     `flop_per_s` of half-precision products, `int8_op_per_s` of 8-bit ones, `link_bytes_per_s` from main memory to it.
     `last_level_bytes` is its largest cache: what lies in it is read faster than memory. `offloads_ops` as in
-    `footprint.Backend`.
+    `footprint.Backend`. `is_measured` where `read_bytes_per_s` is what a copy was seen to reach, which reading alone
+    may exceed.
     """
 
     name: str
@@ -39,6 +40,7 @@ class DeviceRates:
     link_bytes_per_s: float | None = None
     last_level_bytes: int | None = None
     offloads_ops: bool = True
+    is_measured: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,10 @@ def _laws_of_kind(rig: Rig, is_float: bool) -> Laws:  # noqa: FBT001 - by positi
 
 def with_prediction(plan: MemoryPlan, question: Question, request: PlanRequest, laws_for: LawsFor) -> MemoryPlan:
     """The plan with what is expected of its settings, or a warning that says why nothing is."""
+    host = plan.host
+    if host.available_bytes is not None and host.held_bytes <= host.available_bytes < host.total_bytes:
+        slow = "No speed is predicted: main memory cannot keep the weights, and how fast the disk is sets the pace."
+        return dataclasses.replace(plan, warnings=(*plan.warnings, slow))
     laws = laws_for(question.facts)
     found = _prediction_of(question, request, laws)
     if isinstance(found, str):

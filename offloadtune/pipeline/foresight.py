@@ -7,6 +7,8 @@ import math
 import statistics
 from collections.abc import Iterator
 
+import numpy as np
+
 from offloadtune import search
 from offloadtune.pipeline.speed_memory import SpeedMemory
 from offloadtune.records import Basis, Estimate, Expected, Outcome, Settings, TrialResult
@@ -15,6 +17,7 @@ from offloadtune.speed.flags import strange
 from offloadtune.sweeps import Said, Teller
 
 _N_MISSES = 3
+_NUMERICAL = (ArithmeticError, ValueError, np.linalg.LinAlgError)
 _USUAL_SCATTER_FRAC = 0.05
 _MISSES_FRAC = 1 / 3
 """Of ten trials one may lie outside its 90 % interval by chance; three, and a third of all, are the law's fault."""
@@ -36,7 +39,11 @@ class Foresight:
 
     def expected(self, space: search.Space, settings: Settings) -> Expected | None:
         """What the trial of `settings` should reach, whether it is heeded or not."""
-        return search.expected(dataclasses.replace(space, laws=self._speeds.laws), settings)
+        try:
+            return search.expected(dataclasses.replace(space, laws=self._speeds.laws), settings)
+        except _NUMERICAL:
+            self._give_up()
+            return None
 
     def learn(self, result: TrialResult) -> None:
         """Compare, say what cannot be, and add what the trial showed to what is kept."""
@@ -46,8 +53,17 @@ class Foresight:
         for sentence in strange(result, visits):
             self._listen(Said(text=sentence))
         self._tally(result)
-        self._speeds.learn(result)
+        try:
+            self._speeds.learn(result)
+            self._speeds.laws(result.trial.settings)
+        except _NUMERICAL:
+            self._give_up()
         self._say(self._speeds.words)
+
+    def _give_up(self) -> None:
+        """A sweep does not end because what was to be foretold cannot be computed."""
+        self.is_trusted = False
+        self._say(("What was measured before cannot be made a law of: only what is measured now decides.",))
 
     def _tally(self, result: TrialResult) -> None:
         slack = math.exp(N_SIGMA_90 * _scatter_frac(result))

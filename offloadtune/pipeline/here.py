@@ -18,6 +18,7 @@ from offloadtune.pipeline.planning import report_of
 from offloadtune.pipeline.rebuilding import rebuild_line
 from offloadtune.pipeline.rigs import host_of_request, rig_of_machine
 from offloadtune.pipeline.rooms import Place, named_place
+from offloadtune.pipeline.spaces import SelfTestMemory
 from offloadtune.pipeline.speed_memory import SpeedMemory
 from offloadtune.plans import PlanReport, PlanRequest
 from offloadtune.probe import probe_host
@@ -76,7 +77,9 @@ class _LawsHere:
     def __call__(self, facts: GgufFacts) -> Laws:
         if self._last is None or self._last[0] is not facts:
             memory = SpeedMemory(facts, self._machine, self._engine)
-            self._last = facts, memory.laws()
+            tests = SelfTestMemory(facts, self._machine, self._engine)
+            knobs = {**(tests.get(offloads=False) or {}), **(tests.get(offloads=True) or {})}
+            self._last = facts, memory.laws(Settings(**knobs))  # as runs here have to be made
             self.words = tuple(dict.fromkeys((*self.words, *memory.words)))
         return self._last[1]
 

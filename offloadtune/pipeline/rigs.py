@@ -19,6 +19,8 @@ from offloadtune.speeds import DeviceRates, HostRates, Rig
 _MUCH_SLOWER_FRAC = 0.6
 """A device that moves less than this of what its card could is throttled, a slice of it, or another card."""
 
+_SLOWEST_BYTES_PER_S, _FASTEST_BYTES_PER_S = 1e6, 1e14
+
 _N_CHANNELS_SURE = 2
 """So many modules or fewer have a channel each; of more, two may share one."""
 
@@ -31,8 +33,8 @@ def rig_of_machine(machine: Machine) -> Rig:
     speeds = {one.device: one for one in known.device_speeds} if known else {}
     ram, cpu = machine.host.ram, machine.host.cpu
     fastest = memory.fastest if memory else None
-    read = ram.read_bytes_per_s or (fastest.read_bytes_per_s if fastest else None)
-    peak = (memory.theoretical_bytes_per_s if memory else None) or _peak_of_modules(ram)
+    read = ram.read_bytes_per_s or _credible(fastest.read_bytes_per_s if fastest else None)
+    peak = _credible(memory.theoretical_bytes_per_s if memory else None) or _peak_of_modules(ram)
     if peak and read and peak < read:  # the modules cannot be what they say
         peak = None
     host = HostRates(
@@ -96,16 +98,18 @@ def _rates_of_device(
     except UnknownNameError:
         rates = DeviceRates(name="")
     card = known.hardware.card_at(device.device_id) if known else None
-    read = rates.read_bytes_per_s or (card.memory_theoretical_bytes_per_s if card else None)
-    measured = speed.memory_bytes_per_s if speed else None
+    read = rates.read_bytes_per_s or _credible(card.memory_theoretical_bytes_per_s if card else None)
+    measured = _credible(speed.memory_bytes_per_s if speed else None)
+    is_measured = False
     if read is None and device.kind == "igpu":
-        read = host.peak_bytes_per_s or host.read_bytes_per_s
+        read, is_measured = host.peak_bytes_per_s or host.read_bytes_per_s, host.peak_bytes_per_s is None
     if measured and not (read and _MUCH_SLOWER_FRAC * read <= measured <= read):
-        read = measured
+        read, is_measured = measured, True
     return dataclasses.replace(
         rates,
         name=device.name,
         read_bytes_per_s=read,
+        is_measured=is_measured,
         link_bytes_per_s=_link_of(rates, speed),
         offloads_ops=backend_of(device.name).offloads_ops,
     )
@@ -118,7 +122,14 @@ def _link_of(rates: DeviceRates, speed: DeviceSpeed | None) -> float | None:
         return peak
     if speed.pcie_generation and speed.n_pcie_lanes:
         peak = catalogue.PCIE_LANE_BYTES_PER_S.get(speed.pcie_generation, 0.0) * speed.n_pcie_lanes or peak
-    return max(peak or 0.0, speed.to_pinned_bytes_per_s or 0.0, speed.to_pageable_bytes_per_s or 0.0) or None
+    moved = (_credible(speed.to_pinned_bytes_per_s), _credible(speed.to_pageable_bytes_per_s))
+    return max(peak or 0.0, *(one or 0.0 for one in moved)) or None
+
+
+def _credible(bytes_per_s: float | None) -> float | None:
+    """A figure of a file that people may edit, None where no machine of today does that."""
+    is_sane = bytes_per_s is not None and _SLOWEST_BYTES_PER_S <= bytes_per_s <= _FASTEST_BYTES_PER_S
+    return bytes_per_s if is_sane else None
 
 
 def _peak_of_modules(ram: Ram) -> float | None:

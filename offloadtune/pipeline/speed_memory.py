@@ -37,7 +37,8 @@ _N_ALONE = 4
 """Runs of one sweep that are trusted more than older ones which contradict them."""
 
 _OUTLIERS_FRAC = 0.25
-_NOISE_LEAST, _NOISE_DISTURBED = 0.01, 0.25
+_NOISE_LEAST, _NOISE_DISTURBED, _NOISE_MOST = 0.01, 0.25, 1.0
+_KEPT_IN_MEMORY_FRAC = 0.9
 _SIGMA_OF_MAD = 1.4826
 
 
@@ -78,8 +79,12 @@ class SpeedMemory:
         return self._prior(self._kind_of(settings or Settings()))
 
     def learn(self, result: TrialResult) -> None:
-        """Keep what a trial's visits took: a run of each phase, which counts even if it cannot be stored."""
-        if result.outcome is not Outcome.OK:
+        """Keep what a trial's visits took: a run of each phase, which counts even if it cannot be stored.
+
+        One whose weights main memory cannot keep shows the disk, and teaches nothing.
+        """
+        host_bytes = sum(one.weights_bytes for one in result.memory if one.is_host)
+        if result.outcome is not Outcome.OK or host_bytes > _KEPT_IN_MEMORY_FRAC * self._machine.host.ram.total_bytes:
             return
         kind = self._kind_of(result.trial.settings)
         new = [store.KeptRun(run=run, session=self._session) for run in runs_of(self._facts, self._prior(kind), result)]
@@ -158,6 +163,7 @@ def runs_of(facts: GgufFacts, laws: Laws, result: TrialResult) -> tuple[Run, ...
     step = statistics.median(map(token_s, visits))
     prompt = statistics.median(visit.ttft_s for visit in visits)
     noise = max(_noise_of_steps(visits), _NOISE_LEAST if visits[0].counts else _NOISE_DISTURBED)
+    noise = min(noise, _NOISE_MOST)
     return tuple(
         run_of(
             laws.of(phase),
@@ -207,4 +213,5 @@ def _noise_of(visits: Sequence[Visit], of_steps: float) -> float:
     """That of a prompt; where it was read once only, or disturbed, no less than that of a step."""
     seconds = [visit.ttft_s for visit in visits]
     of_prompts = statistics.stdev(seconds) / statistics.median(seconds) if len(visits) > 1 else 0.0
-    return max(of_prompts, _NOISE_LEAST if len(visits) > 1 and visits[0].counts else of_steps)
+    least = _NOISE_LEAST if len(visits) > 1 and visits[0].counts else of_steps
+    return min(max(of_prompts, least), _NOISE_MOST)

@@ -163,7 +163,7 @@ def _modest(value: float) -> float:
 
 def _basis(decode: Figure, prefill: Figure) -> str:
     if decode.basis is prefill.basis is Basis.CATALOGUE:
-        return f"{_SPEED_BASES[decode.basis]}: nobody measured this machine"
+        return f"{_SPEED_BASES[decode.basis]}: no run of such a file has shown it"
     if decode.basis is prefill.basis:
         return _SPEED_BASES[decode.basis]
     return f"decode {_SPEED_BASES[decode.basis]}, prefill {_SPEED_BASES[prefill.basis]}"

@@ -31,7 +31,7 @@ def least_seconds(phase: Phase, amounts: Floats, rig: Rig) -> Floats:
     row = {term.name: amounts[i] for i, term in enumerate(terms_of(phase, len(rig.devices)))}
     total, in_turns = np.zeros(amounts.shape[1]), np.zeros(amounts.shape[1])
     host_peak = rig.host.peak_bytes_per_s or (rig.host.read_bytes_per_s or 0.0) * _MEASURED_MARGIN or None
-    places = [(str(i), one.read_bytes_per_s, one.last_level_bytes) for i, one in enumerate(rig.devices)]
+    places = [(str(i), _read_peak(one), one.last_level_bytes) for i, one in enumerate(rig.devices)]
     for place, peak, cache in (*places, ("host", host_peak, rig.host.last_level_bytes)):
         n_bytes = row[f"{place}.weights"]
         if phase is Phase.DECODE:
@@ -49,6 +49,11 @@ def least_seconds(phase: Phase, amounts: Floats, rig: Rig) -> Floats:
     link_peak = None if rig.lender is None else rig.devices[rig.lender].link_bytes_per_s
     streamed = sum(row[name] for name in ("link", "link_pinned", "link_pageable") if name in row)
     return total + (streamed / link_peak if link_peak else 0.0)
+
+
+def _read_peak(device: DeviceRates) -> float | None:
+    """A copy that was measured read and wrote: reading alone may take half as long."""
+    return device.read_bytes_per_s * 2.0 if device.read_bytes_per_s and device.is_measured else device.read_bytes_per_s
 
 
 def _peak_of(device: DeviceRates) -> float | None:

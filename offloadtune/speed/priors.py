@@ -26,7 +26,7 @@ from offloadtune.speeds import DeviceRates, HostRates, Phase, Rig
 class Belief:
     """A term's coefficient before its constant is known: `unit` seconds per amount at a share of 1, or times seconds.
 
-    `width` is what the unit itself may be off by.
+    `width` is what the unit itself may be off by, `least` what the coefficient cannot be below.
     """
 
     term: Term
@@ -34,6 +34,7 @@ class Belief:
     family: str
     unit: float
     width: float = 0.0
+    least: float = 0.0
 
 
 _NOISE_FRAC = {Phase.DECODE: 0.05, Phase.PREFILL: 0.08}
@@ -49,6 +50,9 @@ _TYPICAL_RAM = 60e9
 _TYPICAL_CORES = 8
 FLOAT_READS_FASTER = 1.07
 """Weights that need no unpacking are read at so much more of the bandwidth."""
+
+_READ_AT_MOST_FRAC = 0.98
+"""Of what the maker says: refreshes of the memory take the rest."""
 
 _PAGEABLE_AT_MOST = 32e9
 """Whatever the link: memory that is not pinned is copied by the CPU first."""
@@ -78,7 +82,8 @@ def _coefficient(belief: Belief, constants: Mapping[str, Constant]) -> tuple[flo
     """Seconds per amount, and their relative standard deviation."""
     constant = constants[belief.constant]
     value, width = constant.of(belief.family)
-    return belief.unit / value if constant.is_share else belief.unit * value, math.hypot(width, belief.width)
+    coefficient = belief.unit / value if constant.is_share else belief.unit * value
+    return max(coefficient, belief.least), math.hypot(width, belief.width)
 
 
 def beliefs_of(phase: Phase, rig: Rig, *, is_float: bool) -> Iterator[Belief]:
@@ -123,7 +128,8 @@ def peak_of(device: DeviceRates, *, is_float: bool) -> float | None:
 def _decode_of(place: str, device: DeviceRates, *, is_float: bool) -> Iterator[Belief]:
     read, width = _unit(device.read_bytes_per_s, _TYPICAL_READ)
     family = device.family
-    yield Belief(Term(place, "weights"), "read", family, read / (FLOAT_READS_FASTER if is_float else 1.0), width)
+    unit = read / (FLOAT_READS_FASTER if is_float else 1.0)
+    yield Belief(Term(place, "weights"), "read", family, unit, width, least=read / _READ_AT_MOST_FRAC)
     yield Belief(Term(place, "cache"), "cache", family, read, width)
     yield Belief(Term(place, "plain_cache"), "plain_cache", family, read, width)
     yield Belief(Term(place, "blocks"), "block", family, 1.0)

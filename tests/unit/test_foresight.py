@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from sample_records import ENGINE, MACHINE, result
 from synthetic import made_up_facts
@@ -108,6 +109,19 @@ def test_what_is_often_wrong_is_heeded_no_more_but_still_shown(foresight: Foresi
         "4 of 4 speeds lay outside what the law foretold: from here only what is measured decides what is tried next."
     ]
     assert foresight.expected(SPACE, Settings(n_gpu_layers=3, n_ctx=4608)) is not None
+
+
+def test_a_law_that_cannot_be_computed_ends_no_sweep(
+    foresight: Foresight, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise np.linalg.LinAlgError
+
+    monkeypatch.setattr(SpeedMemory, "laws", broken)
+    assert foresight.expected(SPACE, Settings(n_gpu_layers=3, n_ctx=4608)) is None
+    foresight.learn(trial(1.0))
+    assert foresight.beside(SPACE).laws is None
+    assert sum("only what is measured now decides" in words for words in said) == 1
 
 
 def test_a_catalogue_that_is_wrong_is_no_fault_of_the_law(foresight: Foresight) -> None:

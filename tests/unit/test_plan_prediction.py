@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from command_line import Ended, InProcess, check_refused
 from golden import check_golden
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sample_records import ENGINE, MACHINE
 from synthetic import made_up_facts
@@ -273,6 +273,7 @@ LINES = st.fixed_dictionaries(
 )
 
 
+@example({"shape": "llama-1-7b", "quant": "F32", "card": "RTX 5050"})
 @given(LINES)
 def test_any_line_has_an_error_or_figures_in_order_below_the_bound(line: dict[str, Any]) -> None:
     (answer,) = answers(line)

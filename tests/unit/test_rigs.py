@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -152,6 +153,13 @@ def test_a_damaged_file_is_as_none(content: bytes) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     assert rig_of_machine(MACHINE) == before
+
+
+@pytest.mark.parametrize("figure", [math.nan, math.inf, -1.0, 0.0, 1e-300, 1e300])
+def test_figures_that_no_machine_reaches_are_as_none(figure: float) -> None:
+    sound = rig_of_machine(MACHINE)
+    write_down(with_speed(memory_bytes_per_s=figure, to_pinned_bytes_per_s=figure, to_pageable_bytes_per_s=figure))
+    assert rig_of_machine(MACHINE).devices == sound.devices
 
 
 def test_a_folder_in_its_place_is_as_none() -> None:

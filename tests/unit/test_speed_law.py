@@ -208,6 +208,14 @@ def test_the_bound_is_that_of_the_places_together() -> None:
     assert at[33] < at[17] < at[0]
 
 
+def test_a_copy_that_was_measured_bounds_reading_at_twice_its_rate() -> None:
+    one = Settings(n_gpu_layers=33, n_ctx=4096, flash_attn_type="enabled")
+    measured = dataclasses.replace(RIG, devices=(dataclasses.replace(CARD, is_measured=True),))
+    told, seen = (predict(FACTS, one, laws_of(rig, FACTS)).bound_tok_per_s for rig in (RIG, measured))
+    assert told is not None
+    assert seen == pytest.approx(2 * told)
+
+
 def test_what_lies_in_a_cache_has_no_bound() -> None:
     tiny = facts_of_shape("gemma-3-270m", "Q4_K_M")
     rig = dataclasses.replace(RIG, devices=(dataclasses.replace(CARD, last_level_bytes=1 << 30),))

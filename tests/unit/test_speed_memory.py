@@ -15,7 +15,18 @@ from offloadtune import store
 from offloadtune.pipeline import speed_memory
 from offloadtune.pipeline.rigs import rig_of_machine
 from offloadtune.pipeline.speed_memory import SpeedMemory, believed, runs_of, settings_that_ran
-from offloadtune.records import Basis, EngineBuild, GgufFacts, Machine, Outcome, Settings, Target, Trial, TrialResult
+from offloadtune.records import (
+    Basis,
+    EngineBuild,
+    GgufFacts,
+    Machine,
+    MemoryUse,
+    Outcome,
+    Settings,
+    Target,
+    Trial,
+    TrialResult,
+)
 from offloadtune.speed import Laws, amounts_for, laws_of, predict, residuals_of
 from offloadtune.speed.law import amounts_of_run
 from offloadtune.speeds import Phase
@@ -203,6 +214,28 @@ def test_contradictions_are_said_by_the_memory_that_met_them() -> None:
     assert one.laws().decode.basis is Basis.CATALOGUE
     assert len(one.words) == 2
     assert all("no surer than they" in word for word in one.words)
+
+
+def test_a_visit_that_stalled_makes_a_run_uncertain_and_not_unsound() -> None:
+    one = trial()
+    stalled = dataclasses.replace(one.visits[1], prefill_ns=one.visits[1].prefill_ns * 1000)
+    learnt = memory()
+    learnt.learn(dataclasses.replace(one, visits=(*one.visits, one.visits[1], stalled)))
+    (run,) = memory().laws().prefill.runs
+    assert 0.5 < run.noise_frac <= 1.0
+
+
+def test_weights_that_main_memory_cannot_keep_teach_nothing() -> None:
+    host = MemoryUse(
+        device="host",
+        is_host=True,
+        weights_bytes=MACHINE.host.ram.total_bytes,
+        kv_cache_bytes=0,
+        compute_bytes=0,
+    )
+    learnt = memory()
+    learnt.learn(dataclasses.replace(trial(), memory=(host,)))
+    assert learnt.laws().decode.basis is Basis.CATALOGUE
 
 
 def test_a_run_of_terms_that_the_law_has_no_more_is_passed_over() -> None:
