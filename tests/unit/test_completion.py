@@ -44,6 +44,7 @@ def offered(line: str) -> list[str]:
                 "list",
                 "plan",
                 "workload",
+                "calibrate",
                 "sweep",
                 "bench",
                 "recommend",
