@@ -6,6 +6,7 @@ The map, in the order of a sweep (each arrow is one stage, each stage one module
         Workload + Goal + budget --search--> Trial --engine--> TrialResult --store--> journal
         TrialResult --stats, recommend--> Recommendation --export--> profile, snippet, command --report--> screen
     machine --probe, engine--> MachineProfile --doctor--> Finding          folders --shelves--> Listing
+        GgufFacts + Settings + Rig --speed--> Prediction; each TrialResult is a Run that teaches the law
 
 Floors, enforced by tests/test_floors.py; a module imports only what stands below it,
 words nothing but the standard library:

@@ -17,6 +17,7 @@ shapes       a model by name instead of by file
 calibrating  what trials taught of the devices
 calibrating_speed  the few runs that teach the law of this machine's speed most
 speed_memory what runs showed of it
+foresight    what a sweep expects of a trial's speed, for as long as that proves right
 sweeping     one sweep from its checks to its answer
 checking     what cannot be measured is refused first
 measuring    one sweep under way: self-test, trials, rounds side by side

@@ -7,6 +7,9 @@ constants   the numbers that priors are made of, fitted on published records
 predicting  both phases together -> seconds, tokens a second, intervals
 bounds      the roofline: what no run can exceed
 gains       what more of a machine, or less to read, would bring
+design      which short runs teach a law most
+checks      what it has learnt, and how far runs lie from it that had no say
+flags       measured speeds that cannot be what they seem
 """
 
 from offloadtune.speed.bounds import least_seconds
