@@ -11,14 +11,17 @@ from importlib.resources import files
 
 from offloadtune.catalogue.names import folded, unknown
 from offloadtune.errors import UnknownNameError
-from offloadtune.units import format_count
+from offloadtune.units import format_bytes, format_count
 
 _GIB = 1024**3
 _PART = re.compile(r"[a-z]+|[0-9]+")
 _IN_BRACKETS = re.compile(r"\(.*?\)")
 _APPLE_CORES = re.compile(r"(?:\d+p\+)?(?:\d+e\+)?(\d+)gpu\b")
 _MAKERS = {"nvidia", "geforce", "amd", "radeon", "intel", "apple"}
-_SAYING_NOTHING = {*_MAKERS, "gpu", "graphics", "generation", "edition", "workstation", "with", "design", "tm", "r"}
+_SAYING_NOTHING = {
+    *_MAKERS,
+    *("instinct", "series", "gpu", "graphics", "generation", "edition", "workstation", "with", "design", "tm", "r"),
+}
 _SAME_WORDS = {"laptop": "mobile"}
 _SERIES = {"rtx", "gtx", "rx", "tesla", "arc"}
 _SIZE_FRACS = (0.85, 1.02)
@@ -92,9 +95,25 @@ def find_card(name: str, *, vram_bytes: int | None = None) -> Card:
     """The card called `name`, as people or drivers write it ("NVIDIA GeForce RTX 3090", "rtx3090", "3090").
 
     Series and memory size may be left out where only one card is left to mean; `vram_bytes`, what a driver says of its
-    memory, chooses among cards that differ in their size. Raises UnknownNameError with the nearest names, or with those
-    to choose from.
+    memory, chooses among cards that differ in their size, and must be about what the card has: a slice of a card, or
+    another of the same name, is none of the catalogue. Raises UnknownNameError with the nearest names, or with those to
+    choose from.
     """
+    card = _named(name, vram_bytes)
+    if not vram_bytes or card.vram_bytes is None or card.vendor == "Apple" or _may_have(card, vram_bytes):
+        return card
+    message = f"{name!r} with {format_bytes(vram_bytes)} is not the {card.name} of the catalogue, which has "
+    hint = "Take what its driver says of it."
+    raise UnknownNameError(f"{message}{format_bytes(card.vram_bytes)}.", hint=hint)
+
+
+def card_names() -> tuple[str, ...]:
+    """Every card's name, in the order of the table."""
+    return tuple(card.name for card in cards())
+
+
+def _named(name: str, vram_bytes: int | None) -> Card:
+    """The one card that `name` can mean, of several the one of about that size. Raises UnknownNameError."""
     asked = _parts(name)
     extras: dict[Card, frozenset[str]] = {}
     for card, spellings in _spelt():
@@ -112,11 +131,6 @@ def find_card(name: str, *, vram_bytes: int | None = None) -> Card:
         hint = f"Choose one of these: {', '.join(card.name for card in extras)}."
         raise UnknownNameError(f"{name!r} may mean {format_count(len(extras), 'card')} of the catalogue.", hint=hint)
     raise unknown(name, {folded(card.name): card.name for card in cards()}, "card")
-
-
-def card_names() -> tuple[str, ...]:
-    """Every card's name, in the order of the table."""
-    return tuple(card.name for card in cards())
 
 
 @functools.cache
@@ -194,3 +208,8 @@ def _has_about(card: Card, vram_bytes: int | None) -> bool:
         return False
     low, high = _SIZE_FRACS
     return low <= vram_bytes / card.vram_bytes <= high
+
+
+def _may_have(card: Card, vram_bytes: int) -> bool:
+    """Whether it is this card, with its own memory or rebuilt with chips of twice the size, which are as fast."""
+    return _has_about(card, vram_bytes) or _has_about(card, vram_bytes // 2)

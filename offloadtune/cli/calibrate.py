@@ -33,7 +33,7 @@ def calibrate(  # noqa: PLR0913, PLR0917 - one parameter an option
     request = CalibrationRequest(
         path=files.path_of(file),
         budget_s=options.seconds("--budget", budget),
-        vram_limit_bytes=options.bytes_of("--vram-limit", vram_limit) if vram_limit else None,
+        vram_limit_bytes=options.bytes_of("--vram-limit", vram_limit) if vram_limit is not None else None,
         endpoints=tuple(rpc or ()),
         fixed=options.fixed_settings(fix or ()),
         is_fresh=fresh,

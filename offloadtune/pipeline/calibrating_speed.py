@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from offloadtune import search, store
-from offloadtune.engine import WORKER_COMMAND, VisitPlan, self_test
+from offloadtune.engine import WORKER_COMMAND, VisitPlan, is_gone, self_test
 from offloadtune.errors import (
     BudgetError,
     EngineMissingError,
@@ -18,9 +19,9 @@ from offloadtune.errors import (
     NothingWorksError,
     OffloadTuneError,
 )
-from offloadtune.footprint import fits, grid_of, is_mapped, pad_256, reckon
+from offloadtune.footprint import Grid, fits, is_mapped, pad_256, reckon
 from offloadtune.gguf import read_gguf
-from offloadtune.pipeline.checking import check_calibration
+from offloadtune.pipeline.checking import check_calibration, check_memory
 from offloadtune.pipeline.devices import machine_place
 from offloadtune.pipeline.guarding import GuardedRunner
 from offloadtune.pipeline.interrupts import deaf
@@ -31,7 +32,7 @@ from offloadtune.pipeline.speed_memory import SpeedMemory, runs_of, where_words
 from offloadtune.pipeline.sweeping import llama_arguments, unbreakable
 from offloadtune.pipeline.undisturbed import Undisturbed
 from offloadtune.probe import probe_host
-from offloadtune.records import GgufFacts, Machine, Outcome, Target, Trial, TrialResult, Workload
+from offloadtune.records import GgufFacts, Machine, Outcome, Settings, Target, Trial, TrialResult, Workload
 from offloadtune.speed import Laws
 from offloadtune.speed.checks import checked, coefficients_of, held_out
 from offloadtune.speed.design import (
@@ -116,6 +117,7 @@ class CalibratingSpeed:
             listen(Said(text=one.words))
         self.engine, devices = runner.describe()
         self.machine = Machine(host=probe_host(), devices=devices)
+        check_memory(request.fixed, facts, self.machine, n_ctx=n_ctx)
         self.undisturbed = Undisturbed(
             runner,
             self.machine,
@@ -138,7 +140,7 @@ class CalibratingSpeed:
         self.out: set[int] = set()
         self.loaded: tuple[object, ...] | None = None
         self.load_s = facts.file_bytes / _READ_BYTES_PER_S
-        self.is_interrupted = False
+        self.is_interrupted = self.is_gone = False
 
     def measure(self) -> None:
         """Passages until all that may be asked is known, or their number, the time or the user's patience ends."""
@@ -200,10 +202,11 @@ class CalibratingSpeed:
     def _measure(self) -> None:
         most, laws = self._most_layers(), self.memory.laws(self.settings)
         self.is_unknown = not laws.decode.runs
-        lends = laws.rig.lender is not None
-        self.candidates = asked_of(self.facts, laws, candidates_of(self.facts, self.settings, most, lends=lends))
-        queries = asked_of(self.facts, laws, queries_of(self.facts, self.settings, most))
-        while self.n_done < N_PASSAGES_MOST and self._remaining_s() > 0:
+        lends = laws.rig.lender is not None and "op_offload" not in self.request.fixed
+        base, may = (self.facts, self.settings, most), self._may_split_experts
+        self.candidates = asked_of(self.facts, laws, candidates_of(*base, lends=lends, may_split_experts=may))
+        queries = asked_of(self.facts, laws, queries_of(*base, may_split_experts=may))
+        while self.n_done < N_PASSAGES_MOST and self._remaining_s() > 0 and not self.is_gone:
             laws = self.memory.laws(self.settings)
             if is_known(laws, queries) and self.n_done >= _N_CHECKED_LEAST:
                 return
@@ -263,27 +266,44 @@ class CalibratingSpeed:
         )
 
     def _heed_failure(self, result: TrialResult) -> None:
-        """Keep the reason; where memory ran out, nothing is tried that asks the same memory for as much or more."""
+        """Keep the reason, and try nothing more that would end alike.
+
+        That is what asks the same memory for as much or more where it ran out, else all of that placement; anything,
+        where a device stayed away for good.
+        """
         self.failures.append(result)
+        self.is_gone = is_gone(result.evidence)
+        if self.is_gone:
+            self._tell(f"The calibration ends here: {result.reason}. What was measured before stands.")
+            return
         self._tell(f"{result.trial.why}: {result.outcome.value.replace('_', ' ')} - {result.reason}")
-        failed = result.trial.settings
+        failed, ran_out = result.trial.settings, result.outcome.is_out_of_memory
+        is_of_placement = not ran_out and result.outcome is not Outcome.TIMED_OUT
         for i, passage in enumerate(self.candidates.passages):
             less, more = failed, passage.settings
             if result.outcome is Outcome.OUT_OF_MEMORY_HOST:
                 less, more = more, less
             is_more = more.n_gpu_layers >= less.n_gpu_layers and more.n_cpu_moe <= less.n_cpu_moe
-            if result.outcome.is_out_of_memory and is_more:
+            if (ran_out and is_more) or (is_of_placement and more.placement == less.placement):
                 self.out.add(i)
 
     def _most_layers(self) -> int:
         """The largest n_gpu_layers that the devices have memory for, by arithmetic."""
-        room = machine_place(self.machine, self.engine, self.request.vram_limit_bytes).room
-        if not room.names:
+        if not self.machine.offload_devices or self.settings.devices == ():
             return 0
-        layers = np.arange(self.facts.n_layer + 1, -1, -1)
-        grid = grid_of(self.facts, self.settings, n_gpu_layers=layers)
-        ok = fits(reckon(self.facts, grid, room.backends, room.shares), room, is_mapped=is_mapped(self.settings))
-        return int(layers[ok.argmax()]) if ok.any() else 0
+        layers = range(self.facts.n_layer + 1, -1, -1)
+        ok = self._have_room([self.settings.replace(n_gpu_layers=k) for k in layers])
+        return layers[int(ok.argmax())] if ok.any() else 0
+
+    def _may_split_experts(self, settings: Settings) -> bool:
+        """Whether `settings`, with experts in main memory, fit and are not fixed otherwise."""
+        return "n_cpu_moe" not in self.request.fixed and bool(self._have_room([settings])[0])
+
+    def _have_room(self, asked: Sequence[Settings]) -> NDArray[np.bool_]:
+        """Which settings there is memory for, by arithmetic."""
+        room = machine_place(self.machine, self.engine, self.request.vram_limit_bytes).room
+        found = reckon(self.facts, Grid.of(asked, self.facts.n_layer), room.backends, room.shares)
+        return fits(found, room, is_mapped=is_mapped(self.settings))
 
     def _nothing(self) -> OffloadTuneError:
         """Why no passage ran to its end."""
@@ -292,6 +312,8 @@ class CalibratingSpeed:
         if self.failures and self.failures[-1].outcome is not Outcome.TIMED_OUT:
             message = f"{self.facts.path.name} ran with none of the settings tried: {self.failures[-1].reason}."
             hint = f"find settings that do: offloadtune sweep {shlex.quote(str(self.facts.path))}"
+            if self.is_gone:
+                hint = "bring back what is gone, and run the same command again"
             return NothingWorksError(message, hint=hint)
         message = f"The budget of {format_seconds(self.request.budget_s)} ended before anything was measured."
         return BudgetError(message, hint=f"allow more time: --budget {max(60, round(self.request.budget_s * 4))}s")

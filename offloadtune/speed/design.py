@@ -11,7 +11,7 @@ The next passage is the one that narrows the queries' intervals most, on average
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,16 +71,24 @@ class Asked:
         return self.decode if phase is Phase.DECODE else self.prefill
 
 
-def candidates_of(facts: GgufFacts, settings: Settings, n_layers_most: int, *, lends: bool) -> list[Passage]:
+def candidates_of(
+    facts: GgufFacts,
+    settings: Settings,
+    n_layers_most: int,
+    *,
+    lends: bool,
+    may_split_experts: Callable[[Settings], bool],
+) -> list[Passage]:
     """Passages that may teach something: over placements, ubatches, prompts and depths that the context has room for.
 
     `settings` are those of a sweep's beginning, `n_layers_most` the largest n_gpu_layers there is memory for. Where
-    the first device `lends` itself to the host, the host by itself is asked too.
+    the first device `lends` itself to the host, the host by itself is asked too. `may_split_experts` says of settings
+    with experts in main memory whether there is memory for them.
     """
     ubatches = _ubatches(settings)
     return [
         Passage(settings=one.replace(n_ubatch=n_ubatch), n_prompt=n_prompt, depth=depth)
-        for one in _placements(facts, settings, n_layers_most, lends=lends)
+        for one in _placements(facts, settings, n_layers_most, may_split_experts, lends=lends)
         for n_ubatch in ubatches
         for n_prompt, depth in _PROMPTS
         if depth + n_prompt + N_STEPS + 2 <= settings.n_ctx
@@ -88,13 +96,15 @@ def candidates_of(facts: GgufFacts, settings: Settings, n_layers_most: int, *, l
     ]
 
 
-def queries_of(facts: GgufFacts, settings: Settings, n_layers_most: int) -> list[Passage]:
+def queries_of(
+    facts: GgufFacts, settings: Settings, n_layers_most: int, *, may_split_experts: Callable[[Settings], bool]
+) -> list[Passage]:
     """What a search will ask: prompts and tokens over the same placements and ubatches, shallow and deep."""
     n_prompt = min(512, max(1, settings.n_ctx // 4))
     deep = max(0, settings.n_ctx - n_prompt - N_STEPS - 2)
     return [
         Passage(settings=one.replace(n_ubatch=n_ubatch), n_prompt=n_prompt, depth=depth)
-        for one in _placements(facts, settings, n_layers_most, lends=False)
+        for one in _placements(facts, settings, n_layers_most, may_split_experts, lends=False)
         for n_ubatch in _ubatches(settings)
         for depth in sorted({0, deep})
     ]
@@ -188,13 +198,21 @@ def spreads_after(law: Law, candidates: Floats, queries: Floats) -> tuple[Floats
     return np.sqrt(variance + own), np.sqrt(left + own)
 
 
-def _placements(facts: GgufFacts, settings: Settings, n_layers_most: int, *, lends: bool) -> list[Settings]:
+def _placements(
+    facts: GgufFacts,
+    settings: Settings,
+    n_layers_most: int,
+    may_split_experts: Callable[[Settings], bool],
+    *,
+    lends: bool,
+) -> list[Settings]:
     """From all that fits down to none; of a file with experts also with some or all of them in main memory."""
     layers = sorted(set(np.linspace(0, n_layers_most, _N_PLACEMENTS).round().astype(int).tolist()), reverse=True)
     found = [settings.replace(n_gpu_layers=k) for k in layers]
     if facts.n_expert and n_layers_most:
         n_moe = sorted({facts.n_layer, facts.n_layer // 2})
-        found += [settings.replace(n_gpu_layers=facts.n_layer + 1, n_cpu_moe=k) for k in n_moe]
+        split = [settings.replace(n_gpu_layers=facts.n_layer + 1, n_cpu_moe=k) for k in n_moe]
+        found += [one for one in split if may_split_experts(one)]
     if lends and n_layers_most:
         found.append(settings.replace(n_gpu_layers=0, op_offload=False))
     return found

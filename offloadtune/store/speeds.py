@@ -1,17 +1,19 @@
 """speed.json: runs that showed how fast a machine is, beside its machine.toml.
 
 One engine build and one driver wrote all that is in it: runs of others are not used, and go when new ones are written.
-Losing the file costs a calibration, so what cannot be read is as if nothing were stored, and is said.
+Losing the file costs a calibration, so what is damaged is as if nothing were stored, and is said.
 
 SPEED_FORMAT history:
     1  first: {"format": 1, "maker": a SpeedMaker, "kinds": [[a RunKind, [KeptRun, ...]], ...]}.
-A newer FORMAT than ours is neither read nor written over.
+    2  prompts have "activations", several sequences have "flop": the same settings have other amounts than before.
+A newer FORMAT than ours is neither read nor written over; what an older one holds does not count.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +28,9 @@ from offloadtune.speeds import Phase, Run
 from offloadtune.store.codec import from_json, to_json
 from offloadtune.store.journal import parsed
 from offloadtune.store.machines import machine_path
+from offloadtune.units import format_count
 
-SPEED_FORMAT = 1
+SPEED_FORMAT = 2
 N_RUNS_KEPT = 64
 """Of each phase and kind; the newest."""
 
@@ -67,12 +70,31 @@ class KeptRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Content:
+    """Of a file; `n_unsound` are the runs in it that no law can be solved with."""
+
     maker: SpeedMaker
-    kinds: tuple[tuple[RunKind, tuple[KeptRun, ...]], ...]
+    kinds: dict[RunKind, tuple[KeptRun, ...]]
+    n_unsound: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """The same before its runs are looked at, one by one."""
+
+    maker: SpeedMaker
+    kinds: tuple[tuple[RunKind, tuple[Any, ...]], ...]
 
 
 class _NewerError(ValueError):
     """Written by a newer offloadtune."""
+
+
+class _OlderError(ValueError):
+    """Written by an older offloadtune."""
+
+
+_DAMAGE = (ValueError, KeyError, TypeError, RecursionError)
+"""What a file raises that is not what we write."""
 
 
 def speed_path(machine: Machine) -> Path:
@@ -88,31 +110,39 @@ def maker_of(machine: Machine, build_id: str) -> SpeedMaker:
 
 def read_speeds(path: Path, maker: SpeedMaker) -> tuple[Mapping[RunKind, tuple[KeptRun, ...]], str]:
     """The runs at `path` that `maker` made, oldest first; and a sentence where there are some that do not count."""
+    content, why = None, ""
     try:
         content = _read(path)
     except _NewerError:
-        return {}, f"{path} was written by a newer offloadtune: the runs in it are not used."
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {}, f"{path} cannot be read or is damaged: it is as if no run had been kept."
+        why = f"{path} was written by a newer offloadtune: the runs in it are not used."
+    except _OlderError:
+        why = f"{path} was written by an older offloadtune: the runs in it do not count any more."
+    except OSError as error:
+        why = f"{path} cannot be read ({error.strerror or error}): it is as if no run had been kept."
+    except _DAMAGE:
+        why = f"{path} is damaged: it is as if no run had been kept."
     if content is None:
-        return {}, ""
+        return {}, why
     if content.maker != maker:
         what = "another engine build" if content.maker.build_id != maker.build_id else "another driver"
         return {}, f"The runs kept of this machine's speed were made with {what}, and do not count any more."
-    return dict(content.kinds), ""
+    if content.n_unsound:
+        why = f"{path} holds {format_count(content.n_unsound, 'run')} that cannot be true: left out."
+    return content.kinds, why
 
 
 def keep_runs(path: Path, maker: SpeedMaker, kind: RunKind, runs: Iterable[KeptRun], *, is_fresh: bool = False) -> None:
     """Add `runs` to those of `kind` at `path`, or with `is_fresh` put them in their place. Raises StoreError.
 
-    Runs of another maker go, and so does what cannot be read.
+    Runs of another maker go, and so does what is damaged; a file that the system does not let us read stays.
     """
+    sound = [one for one in runs if _is_sound(one.run)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(f"{path}.lock", timeout=_PATIENCE_S):
             kinds = _own_kinds(path, maker)
-            kinds[kind] = merged(() if is_fresh else kinds.get(kind, ()), runs)
-            _write(path, _Content(maker=maker, kinds=tuple(kinds.items())))
+            kinds[kind] = merged(() if is_fresh else kinds.get(kind, ()), sound)
+            _write(path, maker, kinds)
     except filelock.Timeout:
         message = f"Another program has been writing to {path} for {_PATIENCE_S:g} s."
         raise StoreError(message, hint="wait until it is done, or end it") from None
@@ -141,21 +171,26 @@ def merged(kept: Sequence[KeptRun], new: Iterable[KeptRun]) -> tuple[KeptRun, ..
 
 
 def _own_kinds(path: Path, maker: SpeedMaker) -> dict[RunKind, tuple[KeptRun, ...]]:
-    """What `maker` wrote at `path`, and nothing where it cannot be read. Raises _NewerError."""
+    """What `maker` wrote at `path`, and nothing where it is damaged. Raises _NewerError, StoreError."""
     try:
         content = _read(path)
     except _NewerError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except OSError as error:
+        message = f"{path} cannot be read, and is left as it is: {error.strerror or error}."
+        raise StoreError(message, hint="check its permissions, or move it away") from None
+    except _DAMAGE:
         return {}
-    return dict(content.kinds) if content and content.maker == maker else {}
+    return content.kinds if content and content.maker == maker else {}
 
 
 def _read(path: Path) -> _Content | None:
-    """None where nothing is stored. Raises OSError, _NewerError, and what JSON and the records raise."""
-    if not path.exists():
+    """None where nothing is stored. Raises OSError, _NewerError, _OlderError, and what is in _DAMAGE."""
+    try:
+        known = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    if not path.is_file() or path.stat().st_size > _MOST_BYTES:  # a pipe without a writer would hold us forever
+    if not stat.S_ISREG(known.st_mode) or known.st_size > _MOST_BYTES:  # a pipe without a writer would hold us forever
         raise ValueError("no file of ours")
     document = parsed(path.read_bytes())
     written_format = document["format"]
@@ -163,20 +198,36 @@ def _read(path: Path) -> _Content | None:
         raise ValueError("no format")
     if written_format > SPEED_FORMAT:
         raise _NewerError
-    content = from_json(_Content, {"maker": document["maker"], "kinds": document["kinds"]})
-    for _, runs in content.kinds:
-        if not all(_is_sound(one.run) for one in runs):
-            raise ValueError("no run")
-    return content
+    if written_format < SPEED_FORMAT:
+        raise _OlderError
+    written = from_json(_Written, {"maker": document["maker"], "kinds": document["kinds"]})
+    kinds: dict[RunKind, tuple[KeptRun, ...]] = {}
+    n_unsound = 0
+    for kind, values in written.kinds:
+        sound = [one for one in map(_run, values) if one is not None]
+        n_unsound += len(values) - len(sound)
+        kinds[kind] = merged((), sound)
+    return _Content(maker=written.maker, kinds=kinds, n_unsound=n_unsound)
 
 
-def _write(path: Path, content: _Content) -> None:
+def _run(value: Any) -> KeptRun | None:
+    """None where it is no run, or none that a law can be solved with."""
+    try:
+        one = from_json(KeptRun, value)
+    except _DAMAGE:
+        return None
+    return one if _is_sound(one.run) else None
+
+
+def _write(path: Path, maker: SpeedMaker, kinds: Mapping[RunKind, Sequence[KeptRun]]) -> None:
+    values = [[to_json(kind), [to_json(one) for one in runs]] for kind, runs in kinds.items()]
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump({"format": SPEED_FORMAT, **to_json(content)}, stream)
+            json.dump({"format": SPEED_FORMAT, "maker": to_json(maker), "kinds": values}, stream)
             stream.flush()
             os.fsync(stream.fileno())
+        Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     finally:
         Path(temporary).unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from sample_records import ENGINE, MACHINE
 from synthetic import made_up_facts
 
 from offloadtune import store
+from offloadtune.cli.calibrate import calibrate
 from offloadtune.engine import VisitPlan
 from offloadtune.errors import BudgetError, InterruptedSweepError, NothingWorksError, UsageError
 from offloadtune.pipeline import calibrating_speed
@@ -18,13 +19,26 @@ from offloadtune.pipeline.calibrating_speed import CalibratingSpeed
 from offloadtune.pipeline.checking import check_calibration
 from offloadtune.pipeline.rigs import rig_of_machine
 from offloadtune.pipeline.speed_memory import SpeedMemory
-from offloadtune.records import Basis, Device, EngineBuild, Machine, Outcome, Settings, Trial, TrialResult, Visit
+from offloadtune.records import (
+    Basis,
+    Device,
+    EngineBuild,
+    Evidence,
+    GgufFacts,
+    Machine,
+    Outcome,
+    Settings,
+    Trial,
+    TrialResult,
+    Visit,
+)
 from offloadtune.speed import amounts_for, laws_of
 from offloadtune.speed.design import N_PASSAGES_MOST
 from offloadtune.speeds import CalibrationEvent, CalibrationRequest, PassageMeasured, Phase
 from offloadtune.sweeps import Said
 
 FACTS = made_up_facts()
+EXPERTS = dataclasses.replace(FACTS, n_expert=8, n_expert_used=2)
 LAWS = laws_of(rig_of_machine(MACHINE), FACTS)
 TIMES = 3.0
 """The made-up machine takes so many times as long as it is believed to."""
@@ -94,15 +108,16 @@ class MadeUpRunner:
 def _same_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrating_speed, "probe_host", lambda: MACHINE.host)
     monkeypatch.setattr(calibrating_speed, "standing_now", lambda _endpoints: ())
+    monkeypatch.setattr("offloadtune.pipeline.undisturbed._N_REPEATS_MOST", 0)  # whatever else runs here
 
 
 def calibrating(
-    runner: MadeUpRunner | None = None, *, budget_s: float = 1000.0, **options: Any
+    runner: MadeUpRunner | None = None, *, budget_s: float = 1000.0, facts: GgufFacts = FACTS, **options: Any
 ) -> tuple[CalibratingSpeed, list[CalibrationEvent]]:
     events: list[CalibrationEvent] = []
     request = CalibrationRequest(path=FACTS.path, budget_s=budget_s, **options)
     runner = runner or MadeUpRunner()
-    return CalibratingSpeed(request, FACTS, 2560, runner, events.append), events  # type: ignore[arg-type]
+    return CalibratingSpeed(request, facts, 2560, runner, events.append), events  # type: ignore[arg-type]
 
 
 def test_it_learns_a_machine_and_says_how_sure_it_is() -> None:
@@ -179,6 +194,69 @@ def test_a_crash_is_told_and_the_next_passage_runs() -> None:
     one.measure()
     assert len(one.report().failures) == 1
     assert one.report().n_passages >= 2
+
+
+def test_what_crashed_is_not_tried_again_with_another_prompt() -> None:
+    most = FACTS.n_layer + 1
+    runner = MadeUpRunner(lambda s: Outcome.CRASHED if s.n_gpu_layers == most else None)
+    one, _ = calibrating(runner)
+    one.measure()
+    assert [settings.n_gpu_layers for settings in runner.asked].count(most) == 1
+    assert one.report().n_passages >= 2
+
+
+@pytest.mark.parametrize("n_before", [0, 2])
+def test_where_a_device_stays_away_the_calibration_ends(n_before: int) -> None:
+    gone = Evidence(phase="load", abort_text="Nothing answers at the RPC endpoint 10.0.0.1:50052.")
+
+    class Leaving(MadeUpRunner):
+        def revisit(self, trial: Trial, plan: VisitPlan, *, timeout_s: float) -> tuple[Visit, ...] | TrialResult:
+            found = super().revisit(trial, plan, timeout_s=timeout_s)
+            if len(self.asked) <= n_before:
+                return found
+            return TrialResult(trial=trial, outcome=Outcome.CRASHED, reason="it did not come back", evidence=gone)
+
+    runner = Leaving()
+    one, events = calibrating(runner)
+    one.measure()
+    assert len(runner.asked) == n_before + 1
+    sentence = "The calibration ends here: it did not come back. What was measured before stands."
+    assert Said(text=sentence) in events
+    if n_before:
+        assert one.report().n_passages == n_before
+        return
+    with pytest.raises(NothingWorksError) as caught:
+        one.report()
+    assert "bring back what is gone" in caught.value.hint
+
+
+def test_weights_that_main_memory_has_no_room_for_are_refused_before_they_are_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ram = dataclasses.replace(MACHINE.host.ram, available_bytes=50 << 20)
+    monkeypatch.setattr(calibrating_speed, "probe_host", lambda: dataclasses.replace(MACHINE.host, ram=ram))
+    with pytest.raises(UsageError, match="in main memory with the CPU alone"):
+        calibrating(fixed={"load_mode": "none"})
+
+
+def test_experts_are_tried_in_main_memory_only_where_the_rest_fits() -> None:
+    for limit_bytes, fixed, n_tried in ((None, {}, {0, 6, 12}), (100 << 20, {}, {0}), (None, {"n_cpu_moe": 3}, {3})):
+        one, _ = calibrating(facts=EXPERTS, vram_limit_bytes=limit_bytes, fixed=fixed)
+        one.measure()
+        assert {passage.settings.n_cpu_moe for passage in one.candidates.passages} == n_tried
+        assert max(passage.settings.n_gpu_layers for passage in one.candidates.passages) > 0
+
+
+@pytest.mark.parametrize(("fixed", "tried"), [({}, {True, False}), ({"op_offload": True}, {True})])
+def test_the_host_by_itself_is_tried_unless_that_is_fixed(fixed: dict[str, Any], tried: set[bool]) -> None:
+    one, _ = calibrating(fixed=fixed)
+    one.measure()
+    assert {passage.settings.op_offload for passage in one.candidates.passages} == tried
+
+
+def test_a_limit_that_is_no_size_is_not_taken_for_none() -> None:
+    with pytest.raises(UsageError, match="--vram-limit"):
+        calibrate(file=__file__, vram_limit="")
 
 
 def test_where_nothing_runs_it_says_so() -> None:

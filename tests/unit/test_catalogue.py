@@ -87,6 +87,9 @@ def test_every_model_answers_to_its_key_label_and_aliases(key: str) -> None:
         ("NVIDIA GeForce RTX 3060", "RTX 3060 12 GB"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 4090 Mobile"),
         ("AMD Radeon RX 7900 XTX", "RX 7900 XTX"),
+        ("AMD Radeon RX 580 Series (RADV POLARIS10)", "RX 580"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("AMD Instinct MI210", "MI210"),
         ("Intel(R) Arc(TM) A770 Graphics", "Arc A770"),
         ("NVIDIA A100-SXM4-80GB", "A100 SXM4 80 GB"),
         ("NVIDIA H100 80GB HBM3", "H100 SXM5 80 GB"),
@@ -140,11 +143,34 @@ def test_a_card_of_several_sizes_is_not_guessed() -> None:
         ("GTX 1060", 3, "GTX 1060 3 GB"),
         ("Tesla V100-SXM2", 16, "Tesla V100 SXM2 16 GB"),
         ("RTX 4090 D", 47, "RTX 4090 D"),  # rebuilt with twice the memory
-        ("RTX 3060", 8, "RTX 3060 12 GB"),  # a Ti of 8 GB would have said so
+        ("RTX 3090", 22.5, "RTX 3090"),  # error correction takes its part
+        ("RTX 3090", 0, "RTX 3090"),  # the driver does not say
+        ("Apple M2 Max", 21, "Apple M2 Max (38-core)"),  # of whatever was bought
+        ("AMD Radeon 780M", 3, "Radeon 780M (iGPU)"),
+        ("AMD Radeon RX 580 Series (RADV POLARIS10)", 8, "RX 580"),
+        ("AMD Instinct MI300X", 191.98, "MI300X"),
     ],
 )
 def test_what_a_driver_says_of_its_memory_chooses_the_card(name: str, gib: float, full: str) -> None:
     assert catalogue.find_card(name, vram_bytes=round(gib * 2**30)).name == full
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "card"),
+    [
+        ("NVIDIA GeForce RTX 3060", 8, "RTX 3060 12 GB"),  # another of that name; a Ti of 8 GB would have said so
+        ("NVIDIA GeForce RTX 3090", 3, "RTX 3090"),  # a slice of it
+        ("RTX 3090", 20, "RTX 3090"),
+        ("RTX 3090", 25, "RTX 3090"),
+        ("RTX 4090 D", 60, "RTX 4090 D"),
+        ("AMD Instinct MI210", 8, "MI210"),
+    ],
+)
+def test_a_card_of_another_size_is_none_of_the_catalogue(name: str, gib: float, card: str) -> None:
+    with pytest.raises(UnknownNameError, match=f"'{name}' with .* is not the {card} of the catalogue") as caught:
+        catalogue.find_card(name, vram_bytes=round(gib * 2**30))
+    assert caught.value.hint
+    assert catalogue.find_card(name).name == card
 
 
 @pytest.mark.parametrize(

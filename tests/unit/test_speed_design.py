@@ -41,6 +41,7 @@ RIGS = {
     "two": Rig(devices=(KNOWN, dataclasses.replace(KNOWN, name="CUDA1")), host=HOST, shares=(1.0, 1.0)),
 }
 Floats = NDArray[np.float64]
+ROOMY: dict[str, Any] = {"may_split_experts": lambda _settings: True}
 
 
 class Learner:
@@ -50,8 +51,8 @@ class Learner:
         self.prior = laws_of(rig, facts)
         most = (facts.n_layer + 1 if n_layers_most is None else n_layers_most) if rig.devices else 0
         lends = bool(rig.devices) and rig.devices[0].offloads_ops
-        self.candidates = asked_of(facts, self.prior, candidates_of(facts, SETTINGS, most, lends=lends))
-        self.queries = asked_of(facts, self.prior, queries_of(facts, SETTINGS, most))
+        self.candidates = asked_of(facts, self.prior, candidates_of(facts, SETTINGS, most, lends=lends, **ROOMY))
+        self.queries = asked_of(facts, self.prior, queries_of(facts, SETTINGS, most, **ROOMY))
 
     def runs(self, i: int, truth: dict[Phase, Floats], noise: Floats) -> list[Run]:
         found = []
@@ -142,14 +143,21 @@ def test_a_device_that_lends_itself_is_compared_with_the_host_by_itself() -> Non
 
 def test_experts_in_main_memory_are_tried() -> None:
     facts = dataclasses.replace(made_up_facts(), n_expert=8, n_expert_used=2)
-    found = candidates_of(facts, SETTINGS, 5, lends=True)
+    found = candidates_of(facts, SETTINGS, 5, lends=True, **ROOMY)
     assert {one.settings.n_cpu_moe for one in found} == {0, 6, 12}
+
+
+def test_experts_in_main_memory_are_tried_only_where_the_rest_fits() -> None:
+    facts = dataclasses.replace(made_up_facts(), n_expert=8, n_expert_used=2)
+    only: dict[str, Any] = {"may_split_experts": lambda settings: settings.n_cpu_moe == 12}
+    for found in (candidates_of(facts, SETTINGS, 5, lends=True, **only), queries_of(facts, SETTINGS, 5, **only)):
+        assert {one.settings.n_cpu_moe for one in found} == {0, 12}
 
 
 @pytest.mark.parametrize("n_ctx", [256, 512, 1024])
 def test_passages_stay_within_a_small_context(n_ctx: int) -> None:
     settings = SETTINGS.replace(n_ctx=n_ctx, n_batch=min(512, n_ctx))
-    for one in (*candidates_of(FACTS, settings, 13, lends=True), *queries_of(FACTS, settings, 13)):
+    for one in (*candidates_of(FACTS, settings, 13, lends=True, **ROOMY), *queries_of(FACTS, settings, 13, **ROOMY)):
         assert one.n_ctx_needed <= n_ctx
         assert one.settings.n_ubatch <= one.settings.n_batch
 

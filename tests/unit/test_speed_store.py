@@ -168,21 +168,7 @@ def test_what_is_written_by_hand_reads_as_ours(path: Path) -> None:
         document(format=True),
         document(maker=None),
         document(kinds={}),
-        document(run={"seconds": 0}),
-        document(run={"seconds": -1}),
-        document(run={"seconds": math.inf}),
-        document(run={"seconds": 1e300}),
-        document(run={"seconds": math.nan}),
-        document(run={"noise_frac": -0.1}),
-        document(run={"noise_frac": math.nan}),
-        document(run={"phase": "thinking"}),
-        document(run={"amounts": []}),
-        document(run={"amounts": [["steps", math.inf]]}),
-        document(run={"amounts": [["steps", -1.0]]}),
-        document(run={"amounts": [["steps", 1e300]]}),
-        document(run={"amounts": [["steps", 1.0]] * 1000}),
-        document(run={"label": "\x1b[2J"}),
-        document(run={"label": "a" * 300}),
+        document(kinds=[["Q4_K", []]]),
         " " * (9 << 20) + document(),
     ],
 )
@@ -194,6 +180,90 @@ def test_what_is_damaged_or_hostile_is_as_if_nothing_were_stored(path: Path, con
     assert "damaged" in sentence
     keep_runs(path, MAKER, KIND, RUNS)
     assert read_speeds(path, MAKER) == ({KIND: RUNS}, "")
+
+
+UNSOUND: list[dict[str, Any]] = [
+    {"seconds": 0},
+    {"seconds": -1},
+    {"seconds": math.inf},
+    {"seconds": 1e300},
+    {"seconds": math.nan},
+    {"noise_frac": -0.1},
+    {"noise_frac": 10.0},
+    {"noise_frac": math.nan},
+    {"phase": "thinking"},
+    {"amounts": []},
+    {"amounts": [["steps", math.inf]]},
+    {"amounts": [["steps", -1.0]]},
+    {"amounts": [["steps", 1e300]]},
+    {"amounts": [["steps", 1.0]] * 1000},
+    {"label": "\x1b[2J"},
+    {"label": "a" * 300},
+]
+
+
+@pytest.mark.parametrize("changes", UNSOUND)
+def test_a_run_that_no_law_can_be_solved_with_is_left_out_alone(path: Path, changes: dict[str, Any]) -> None:
+    keep_runs(path, MAKER, KIND, RUNS)
+    keep_runs(path, MAKER, OTHER_KIND, RUNS)
+    value = json.loads(path.read_text(encoding="utf-8"))
+    bad = json.loads(document(run=changes))["kinds"][0][1]
+    value["kinds"][0][1] += [*bad, "no run"]
+    path.write_text(json.dumps(value), encoding="utf-8")
+    found, sentence = read_speeds(path, MAKER)
+    assert found == {KIND: RUNS, OTHER_KIND: RUNS}
+    assert "holds 2 runs that cannot be true: left out." in sentence
+    keep_runs(path, MAKER, KIND, [kept(7.0)])
+    assert read_speeds(path, MAKER) == ({KIND: (*RUNS, kept(7.0)), OTHER_KIND: RUNS}, "")
+
+
+def test_an_unsound_run_is_not_kept(path: Path) -> None:
+    noisy = dataclasses.replace(RUNS[0].run, noise_frac=12.0)
+    keep_runs(path, MAKER, KIND, [*RUNS, dataclasses.replace(RUNS[0], run=noisy)])
+    assert read_speeds(path, MAKER) == ({KIND: RUNS}, "")
+
+
+def test_of_a_file_with_too_many_runs_the_newest_count(path: Path) -> None:
+    value = json.loads(document())
+    (run,) = value["kinds"][0][1]
+    value["kinds"][0][1] = [
+        {**run, "run": {**run["run"], "amounts": [["steps", i]]}} for i in range(1, N_RUNS_KEPT + 11)
+    ]
+    path.parent.mkdir()
+    path.write_text(json.dumps(value), encoding="utf-8")
+    amounts = [one.run.amounts[0][1] for one in read_speeds(path, MAKER)[0][KIND]]
+    assert amounts == list(range(11, N_RUNS_KEPT + 11))
+
+
+def test_what_an_older_format_holds_does_not_count_and_goes_when_new_ones_come(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text(document(format=1), encoding="utf-8")
+    found, sentence = read_speeds(path, MAKER)
+    assert found == {}
+    assert "older offloadtune" in sentence
+    keep_runs(path, MAKER, OTHER_KIND, RUNS)
+    assert read_speeds(path, MAKER) == ({OTHER_KIND: RUNS}, "")
+
+
+def test_what_the_system_does_not_let_us_read_is_left_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_runs(path, MAKER, KIND, RUNS)
+
+    def refuse(_path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse)
+        found, sentence = read_speeds(path, MAKER)
+        assert found == {}
+        assert "cannot be read (Permission denied)" in sentence
+        with pytest.raises(StoreError, match="cannot be read, and is left as it is: Permission denied"):
+            keep_runs(path, MAKER, KIND, [kept(7.0)])
+    assert read_speeds(path, MAKER) == ({KIND: RUNS}, "")
+
+
+def test_others_may_read_the_file(path: Path) -> None:
+    keep_runs(path, MAKER, KIND, RUNS)
+    assert path.stat().st_mode & 0o777 == 0o644
 
 
 def test_a_newer_format_is_neither_read_nor_written_over(path: Path) -> None:
