@@ -26,6 +26,7 @@ from offloadtune.errors import StoreError
 from offloadtune.records import Machine
 from offloadtune.speeds import Phase, Run
 from offloadtune.store.codec import from_json, to_json
+from offloadtune.store.home import data_dir
 from offloadtune.store.journal import parsed
 from offloadtune.store.machines import machine_path
 from offloadtune.units import format_count
@@ -139,7 +140,9 @@ def keep_runs(path: Path, maker: SpeedMaker, kind: RunKind, runs: Iterable[KeptR
     sound = [one for one in runs if _is_sound(one.run)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(f"{path}.lock", timeout=_PATIENCE_S):
+        lock_path = data_dir() / "speeds.lock"  # of all machines, and not among the profiles
+        lock_path.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(lock_path, timeout=_PATIENCE_S):
             kinds = _own_kinds(path, maker)
             kinds[kind] = merged(() if is_fresh else kinds.get(kind, ()), sound)
             _write(path, maker, kinds)

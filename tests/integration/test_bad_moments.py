@@ -144,7 +144,7 @@ def test_a_file_that_does_not_stay_what_it_was(
     ended = sweep.end()
     check_refused(Ended(ended.code, ended.out, "\n".join(ended.err.splitlines()[-2:])), 11, words)
     assert n_told <= len(finished_trials(home)) <= n_told + 1
-    assert not list(home.glob("profiles/*/*"))
+    assert not [path for path in home.glob("profiles/*/*") if path.name != "speed.json"]  # which is of earlier trials
 
 
 def test_a_file_that_was_merely_touched_is_the_same(smollm2_path: Path, tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def test_a_pipe_or_a_folder_in_its_place_holds_nobody(path: Path) -> None:
     assert "damaged" in read_speeds(path, MAKER)[1]
     with pytest.raises(StoreError, match="cannot be written"):
         keep_runs(path, MAKER, KIND, RUNS)
-    assert sorted(one.name for one in path.parent.iterdir()) == ["speed.json", "speed.json.lock"]
+    assert sorted(one.name for one in path.parent.iterdir()) == ["speed.json"]
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
@@ -305,4 +305,4 @@ def test_a_writer_that_dies_leaves_what_was_there(path: Path, monkeypatch: pytes
     with pytest.raises(KeyboardInterrupt):
         keep_runs(path, MAKER, KIND, RUNS)
     assert read_speeds(path, MAKER) == ({KIND: RUNS[:1]}, "")
-    assert sorted(one.name for one in path.parent.iterdir()) == ["speed.json", "speed.json.lock"]
+    assert sorted(one.name for one in path.parent.iterdir()) == ["speed.json"]
