@@ -189,7 +189,7 @@ CONSTANTS: dict[str, Constant] = {
     "prompt": Constant(value=1e-3, width=0.7, is_share=False),
     # operations a second of one core, and of main memory's bandwidth
     "host_compute": Constant(value=140e9, width=0.7),
-    "host_attention": Constant(value=40e9, width=0.6),
+    "host_attention": Constant(value=34e9, width=0.6),
     "host_reread": Constant(value=0.64, width=0.4),
     "host_pass": Constant(value=2.0, width=0.5),
     "host_ubatch_block": Constant(value=50e-6, width=0.7, is_share=False),

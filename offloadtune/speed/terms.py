@@ -187,6 +187,7 @@ class Placed:
         self.blocks, self.grid = blocks, grid
         n_devices = len(rig.devices)
         self.lender = rig.lender
+        self.skips = [not device.offloads_ops for device in rig.devices]  # as a CPU does, which these may be
         slices = slices_of(grid, blocks.n_layer, rig.shares or [1.0] * max(n_devices, 1))
         first_of_all = slices.first if n_devices else np.full_like(slices.first, blocks.n_layer + 1)
         first = np.minimum(first_of_all, blocks.n_trunk)
@@ -219,18 +220,18 @@ class Placed:
         cells, touched, flash = _pad_256(work.depth + 1), self._touched(n_seq), self.grid.flash
         rows: list[Floats] = []
         link = kept_back = np.zeros_like(n_seq)
-        for share in self.devices:
-            cache = self._cache_bytes(share, cells, n_seq=n_seq)
+        seen = np.where(flash, work.depth + 1, cells)  # the CPU passes over masked cells
+        for share, skips in zip(self.devices, self.skips, strict=True):
+            cache = self._cache_bytes(share, seen if skips else cells, n_seq=n_seq, skips=skips)
             link, kept_back = link + cache * self.is_away, kept_back + cache * ~self.attends_on_device
             here = cache * self.attends_on_device
             weights = self._weights(share, touched) + share.has_output * self.blocks.output_bytes
             rows += [weights, here * flash, here * ~flash, share.n_steps + share.has_output]
             rows += [np.maximum(n_seq - _N_SEQ_READ_ALIKE, 0) * self._step_flop(share)]
-        # the CPU passes over masked cells, and reads recurrent states as it reads weights
+        # it reads recurrent states as it reads weights
         states = 2.0 * n_seq * self.host.state_bytes
         weights = self._weights(self.host, touched) + self.host.has_output * self.blocks.output_bytes + states
-        seen = np.where(flash, work.depth + 1, cells)
-        cache = (self._cache_bytes(self.host, seen, n_seq=n_seq) - states + kept_back) * work.slower_memory
+        cache = (self._cache_bytes(self.host, seen, n_seq=n_seq, skips=True) - states + kept_back) * work.slower_memory
         rows += [weights * work.slower_memory, cache * flash, cache * ~flash, self.host.n_blocks]
         rows += [(n_seq - 1) * self._step_flop(self.host) * work.slower_compute]
         return np.stack([*rows, link, self.handovers, self.mixed, np.ones_like(n_seq)])
@@ -261,8 +262,11 @@ class Placed:
         """The amounts of one ubatch whose tokens see `n_cells` on average, all but what counts ubatches and prompts."""
         touched, flash, cells = self._touched(n_tokens**_PROMPT_VARIETY), self.grid.flash, _pad_256(n_cells)
         is_lent = self.is_lent & (n_tokens >= N_TOKENS_OFFLOADED)
-        attends = [self._attention(share, n_tokens, n_cells) for share in self.devices]
-        host_attends = self._attention(self.host, n_tokens, n_cells)
+        attends = [
+            self._attention(share, n_tokens, n_cells, skips=skips)
+            for share, skips in zip(self.devices, self.skips, strict=True)
+        ]
+        host_attends = self._attention(self.host, n_tokens, n_cells, skips=True)
         host_flop, host_weights = n_tokens * self.host.flop, self._weights(self.host, touched)
         link = is_lent * host_weights
         if is_lent.any():  # without flash attention V lies transposed, and goes with the whole context's rows
@@ -275,7 +279,8 @@ class Placed:
             attention_here = attention * self.attends_on_device
             if i == self.lender:
                 flop, weights = flop + is_lent * host_flop, weights + is_lent * host_weights
-                attention_here = attention_here + is_lent * host_attends
+                lent = self._attention(self.host, n_tokens, n_cells, skips=False)
+                attention_here = attention_here + is_lent * lent
             passed = flop * self.blocks.bytes_passed
             rows += [flop, attention_here * flash, attention_here * ~flash, weights, passed, share.n_steps]
         on_host = host_attends * ~is_lent + sum(attends) * ~self.attends_on_device
@@ -295,16 +300,22 @@ class Placed:
         return share.dense_bytes + touched * share.expert_bytes
 
     def _cache_bytes(
-        self, share: _Share, n_cells: Ints, n_cells_v: Ints | None = None, n_seq: Floats | float = 1.0
+        self,
+        share: _Share,
+        n_cells: Ints,
+        n_cells_v: Ints | None = None,
+        n_seq: Floats | float = 1.0,
+        *,
+        skips: bool = False,
     ) -> Floats:
         """Bytes of cache that sequences read in the blocks of a place, recurrent states written back too.
 
         `n_cells` are those of each; `n_cells_v` those of V where they are not as many as of K. What sequences share is
-        no longer than it is.
+        no longer than it is. `skips` where flash attention passes over what a window hides.
         """
         total = 2.0 * n_seq * share.state_bytes
         for kind, (k, v, _) in zip(self.blocks.kinds, share.of_kinds, strict=True):
-            most = cells_of(self.blocks.anatomy, self.grid, is_window=kind)
+            most = self._most_cells(is_window=kind, skips=skips)
             cells, cells_v = (
                 np.where(self.grid.unified, np.minimum(n_seq * n, most), n_seq * np.minimum(n, most)) / 32
                 for n in (n_cells, n_cells if n_cells_v is None else n_cells_v)
@@ -312,13 +323,24 @@ class Placed:
             total = total + cells * k * self.grid.k32 + cells_v * v * self.grid.v32
         return total
 
-    def _attention(self, share: _Share, n_tokens: Floats, n_cells: Floats) -> Floats:
-        """Products of queries with keys and of weights with values, for tokens that each see so many cells."""
+    def _attention(self, share: _Share, n_tokens: Floats, n_cells: Floats, *, skips: bool) -> Floats:
+        """Products of queries with keys and of weights with values, of tokens the last of which sees so many cells.
+
+        `skips` where flash attention passes over masked cells, as the CPU does (ggml-cpu/ops.cpp): those of later
+        tokens of the ubatch, and those outside a window.
+        """
         total = np.zeros_like(n_tokens)
+        if skips:
+            n_cells = np.where(self.grid.flash, n_cells - n_tokens / 2, n_cells)
         for kind, (_, _, width) in zip(self.blocks.kinds, share.of_kinds, strict=True):
-            cells = np.minimum(n_cells, cells_of(self.blocks.anatomy, self.grid, is_window=kind))
-            total = total + n_tokens * cells * width
+            total = total + n_tokens * np.minimum(n_cells, self._most_cells(is_window=kind, skips=skips)) * width
         return total
+
+    def _most_cells(self, *, is_window: bool, skips: bool) -> Ints:
+        """Cells of one stream that are looked at, at most."""
+        most = cells_of(self.blocks.anatomy, self.grid, is_window=is_window)
+        window = max(self.blocks.anatomy.facts.n_swa, 1)
+        return np.where(self.grid.flash, np.minimum(most, window), most) if is_window and skips else most
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ FACTS = {name: facts_of_shape(name, quant) for name, quant in NAMES}
 ONE = Rig(devices=(DeviceRates(name="CUDA0"),), host=HostRates())
 TWO = Rig(devices=(DeviceRates(name="CUDA0"), DeviceRates(name="CUDA1")), host=HostRates(), shares=(2.0, 1.0))
 CPU = Rig(devices=(), host=HostRates())
+CPU_OF_ONE = Rig(devices=(DeviceRates(name="BLAS", offloads_ops=False),), host=HostRates())
 
 shapes = st.sampled_from(sorted(FACTS))
 layers = st.integers(0, 65)
@@ -63,9 +64,10 @@ def test_a_prompt_is_computed_once_wherever_its_weights_lie(
     name: str, k: int, n_cpu_moe: int, n_prompt: int, n_ubatch: int
 ) -> None:
     facts = FACTS[name]
-    here = amounts(Phase.PREFILL, facts, n_prompt=n_prompt, n_gpu_layers=k, n_cpu_moe=n_cpu_moe, n_ubatch=n_ubatch)
-    full = amounts(Phase.PREFILL, facts, n_prompt=n_prompt, n_gpu_layers=facts.n_layer + 1, n_ubatch=n_ubatch)
-    for kind in ("flop", "attention"):
+    asked: dict[str, Any] = {"n_prompt": n_prompt, "n_ubatch": n_ubatch, "flash_attn_type": "disabled"}
+    here = amounts(Phase.PREFILL, facts, n_gpu_layers=k, n_cpu_moe=n_cpu_moe, **asked)
+    full = amounts(Phase.PREFILL, facts, n_gpu_layers=facts.n_layer + 1, **asked)
+    for kind in ("flop", "plain_attention"):
         assert total(here, kind) == pytest.approx(total(full, kind), rel=1e-9)
     assert here["ubatches"] == -(-n_prompt // n_ubatch)
 
@@ -139,6 +141,28 @@ def test_a_window_bounds_what_is_read_and_attended_to() -> None:
         amounts(Phase.DECODE, facts, depth=8000, n_gpu_layers=99, swa_full=swa_full) for swa_full in (False, True)
     )
     assert slim["0.cache"] < whole["0.cache"] / 3
+
+
+def test_the_cpu_passes_over_masked_cells_here_and_elsewhere() -> None:
+    """With flash attention: later tokens of a ubatch, and what lies outside a window even if the cache holds it."""
+    facts = FACTS["gemma-3-270m"]
+    remote = dataclasses.replace(ONE, devices=(DeviceRates(name="RPC0", offloads_ops=False),))
+    here, there, card = (
+        sum(
+            amounts(Phase.PREFILL, facts, rig, n_prompt=64, depth=4000, n_gpu_layers=k)[f"{place}.attention"]
+            for place in ("0", "host")
+        )
+        for rig, k in ((CPU_OF_ONE, 0), (remote, 99), (ONE, 99))
+    )
+    n_window, n_whole = sum(facts.is_swa), facts.n_layer - sum(facts.is_swa)
+    a_cell = 64 * 2 * facts.n_head[0] * 2 * facts.n_embd_head_k
+    assert here == there == a_cell * (n_window * 512 + n_whole * (4000 + 32))
+    assert card == a_cell * facts.n_layer * (4000 + 64)
+    for phase in Phase:
+        near, far = (amounts(phase, facts, remote, depth=depth, n_gpu_layers=99) for depth in (600, 5000))
+        windows_alone = n_window / facts.n_layer
+        kind = "cache" if phase is Phase.DECODE else "attention"
+        assert far[f"0.{kind}"] / near[f"0.{kind}"] < (1 - windows_alone) * 9 + windows_alone + 0.3
 
 
 @given(name=shapes, k=layers)
