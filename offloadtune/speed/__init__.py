@@ -1,5 +1,6 @@
 """The speed law: how long settings take, before they are measured. Pure arithmetic on a header and on rates.
 
+blocks      what a file's blocks read, compute and keep
 terms       settings and a prompt -> bytes, operations and counts of each term
 law         coefficients and how well they are known; runs teach them
 priors      what is believed of a rig before any run on it

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from offloadtune.speed.terms import Floats, terms_of
+from offloadtune.speed.blocks import Floats
+from offloadtune.speed.terms import terms_of
 from offloadtune.speeds import DeviceRates, Phase, Rig
 
 _CACHED_TIMES = 2.0

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from offloadtune.records import GgufFacts, Settings
+from offloadtune.speed.blocks import Floats
 from offloadtune.speed.law import N_SIGMA_90, Law
 from offloadtune.speed.predicting import N_PROMPT_USUAL, Laws, amounts_for, laws_of_kind
-from offloadtune.speed.terms import Floats
 from offloadtune.speeds import Gain, Phase
 
 N_GEN = 256

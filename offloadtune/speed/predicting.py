@@ -14,10 +14,11 @@ import numpy as np
 
 from offloadtune.footprint import Grid, is_mapped
 from offloadtune.records import GgufFacts, Settings
+from offloadtune.speed.blocks import Floats
 from offloadtune.speed.bounds import least_seconds
 from offloadtune.speed.law import Law, calibrated, contradiction
 from offloadtune.speed.priors import prior_of
-from offloadtune.speed.terms import N_AT_ONCE, Floats, Placed, Work, amounts_of
+from offloadtune.speed.terms import N_AT_ONCE, Placed, Work, amounts_of
 from offloadtune.speeds import Figure, HostRates, Phase, Prediction, Rig, Run
 
 N_PROMPT_USUAL = 512

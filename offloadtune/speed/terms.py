@@ -19,20 +19,17 @@ Sources: ggml-backend.cpp (splits, copies of inputs), llama-context.cpp (ubatche
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offloadtune.footprint.anatomy import Anatomy, Bools, ById, Ints, anatomy_of, parameters_of, places_of
+from offloadtune.footprint.anatomy import Bools, ById, Ints
 from offloadtune.footprint.compute import N_TOKENS_OFFLOADED
-from offloadtune.footprint.grid import HOST, Grid
+from offloadtune.footprint.grid import Grid
 from offloadtune.footprint.weights import cells_of, slices_of
 from offloadtune.records import GgufFacts
+from offloadtune.speed.blocks import Floats, Share, blocks_of
 from offloadtune.speeds import Phase, Rig
-
-Floats = NDArray[np.float64]
 
 N_AT_ONCE = 5_000
 """Queries whose arrays stay in the processor's cache."""
@@ -44,17 +41,6 @@ _PROMPT_VARIETY = 0.6
 """m tokens of one prompt ask for as many experts as m^0.6 tokens of unrelated texts would: neighbours ask for the same.
 
 By prompts of 256 to 8192 tokens in gpt-oss-120b whose experts were copied to an RTX 3090 (benchmarks/data).
-"""
-
-_BYTES_PASSED = 6.0
-"""Between the products of a token, an operation, times the model's width: about as many values as weights by that
-width, each of 4 bytes, written once and read twice, where a weight is two operations."""
-
-_STEPS_OF_EXPERTS = 0.8
-_STEPS_OF_STATE = 0.5
-"""How many more kernels than a plain block's, as a part of them, a block with experts starts, and a recurrent one.
-
-By decode of gpt-oss, Qwen 3.5 to 3.8 and others beside plain models on the same cards (benchmarks/data).
 """
 
 _OF_PLACE = {
@@ -183,7 +169,7 @@ class Placed:
     """A file's blocks on the places of each setting: what each place holds, and the amounts of passages over them."""
 
     def __init__(self, facts: GgufFacts, grid: Grid, rig: Rig) -> None:
-        blocks = _blocks_of(ById(facts))
+        blocks = blocks_of(ById(facts))
         self.blocks, self.grid = blocks, grid
         n_devices = len(rig.devices)
         self.lender = rig.lender
@@ -192,16 +178,16 @@ class Placed:
         first_of_all = slices.first if n_devices else np.full_like(slices.first, blocks.n_layer + 1)
         first = np.minimum(first_of_all, blocks.n_trunk)
         experts_from = np.minimum(grid.n_cpu_moe, blocks.n_trunk)  # experts of blocks before this one are on the host
-        self.devices: list[_Share] = []
+        self.devices: list[Share] = []
         n_used = np.zeros_like(first)
         for begin, end in zip(slices.begin[:n_devices], slices.end[:n_devices], strict=True):
             low, high = np.minimum(begin, blocks.n_trunk), np.minimum(end, blocks.n_trunk)
             kept = np.maximum(low, experts_from), np.maximum(high, experts_from)
             has_output = np.asarray((begin <= blocks.n_layer) & (end > blocks.n_layer))
-            self.devices.append(_Share.of(blocks, (low, high), kept, has_output))
+            self.devices.append(Share.of(blocks, (low, high), kept, has_output))
             n_used += end > begin
         zero, has_output = np.zeros_like(first), np.asarray(first_of_all <= blocks.n_layer)
-        self.host = _Share.of(blocks, (zero, first), (zero, np.maximum(first, experts_from)), ~has_output)
+        self.host = Share.of(blocks, (zero, first), (zero, np.maximum(first, experts_from)), ~has_output)
         self.attends_on_device = grid.offload_kqv | grid.flash
         self.is_away = ~grid.offload_kqv & grid.flash  # the cache, from devices that attend to it
         self.is_lent = grid.op_offload & grid.has_devices & (rig.lender is not None)
@@ -236,7 +222,7 @@ class Placed:
         rows += [(n_seq - 1) * self._step_flop(self.host) * work.slower_compute]
         return np.stack([*rows, link, self.handovers, self.mixed, np.ones_like(n_seq)])
 
-    def _step_flop(self, share: _Share) -> Floats:
+    def _step_flop(self, share: Share) -> Floats:
         """Operations of one token of one sequence."""
         return share.flop + share.has_output * self.blocks.output_flop
 
@@ -295,13 +281,13 @@ class Placed:
         """Share of a block's experts that so many tokens need."""
         return np.asarray(1.0 - (1.0 - self.blocks.used_frac) ** n_tokens) if self.blocks.has_experts else 1.0
 
-    def _weights(self, share: _Share, touched: Floats | float) -> Floats:
+    def _weights(self, share: Share, touched: Floats | float) -> Floats:
         """Bytes of the blocks of a place that are read."""
         return share.dense_bytes + touched * share.expert_bytes
 
     def _cache_bytes(
         self,
-        share: _Share,
+        share: Share,
         n_cells: Ints,
         n_cells_v: Ints | None = None,
         n_seq: Floats | float = 1.0,
@@ -323,7 +309,7 @@ class Placed:
             total = total + cells * k * self.grid.k32 + cells_v * v * self.grid.v32
         return total
 
-    def _attention(self, share: _Share, n_tokens: Floats, n_cells: Floats, *, skips: bool) -> Floats:
+    def _attention(self, share: Share, n_tokens: Floats, n_cells: Floats, *, skips: bool) -> Floats:
         """Products of queries with keys and of weights with values, of tokens the last of which sees so many cells.
 
         `skips` where flash attention passes over masked cells, as the CPU does (ggml-cpu/ops.cpp): those of later
@@ -341,99 +327,6 @@ class Placed:
         most = cells_of(self.blocks.anatomy, self.grid, is_window=is_window)
         window = max(self.blocks.anatomy.facts.n_swa, 1)
         return np.where(self.grid.flash, np.minimum(most, window), most) if is_window and skips else most
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Blocks:
-    """A file's blocks summed from the first on, each array (n_sums, n_trunk + 1), for differences between bounds.
-
-    `whole` has bytes and operations a token of all but experts, recurrent state, kernels (a plain block's count as 1),
-    and for each of `kinds` (False for whole contexts, True for windows) values of K, values of V and operations of
-    attention a token and cell. `experts` has bytes of all and operations of those used.
-    """
-
-    anatomy: Anatomy
-    n_layer: int
-    n_trunk: int
-    kinds: tuple[bool, ...]
-    whole: Floats
-    experts: Floats
-    has_experts: bool
-    used_frac: float
-    output_bytes: float
-    output_flop: float
-    bytes_passed: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Share:
-    """What one place holds in each setting; arrays (n_settings,). `n_steps` are blocks counted by their kernels."""
-
-    n_blocks: Floats
-    n_steps: Floats
-    dense_bytes: Floats
-    expert_bytes: Floats | float
-    flop: Floats
-    state_bytes: Floats
-    of_kinds: tuple[tuple[Floats, Floats, Floats], ...]
-    has_output: Bools
-
-    @classmethod
-    def of(cls, blocks: _Blocks, bounds: tuple[Ints, Ints], experts: tuple[Ints, Ints], has_output: Bools) -> _Share:
-        """Whole blocks between `bounds` and experts of those between other bounds."""
-        begin, end = bounds
-        whole = blocks.whole.take(np.maximum(begin, end), 1) - blocks.whole.take(begin, 1)
-        n_bytes, flop, state, n_steps, *rest = whole
-        expert_bytes: Floats | float = 0.0
-        if blocks.has_experts:
-            low, high = experts
-            expert_bytes, more = blocks.experts.take(np.maximum(low, high), 1) - blocks.experts.take(low, 1)
-            flop = flop + more
-        return cls(
-            n_blocks=np.maximum(end - begin, 0).astype(np.float64),
-            n_steps=n_steps,
-            dense_bytes=n_bytes,
-            expert_bytes=expert_bytes,
-            flop=flop,
-            state_bytes=state,
-            of_kinds=tuple((k, v, width) for k, v, width in zip(rest[::3], rest[1::3], rest[2::3], strict=True)),
-            has_output=has_output,
-        )
-
-
-@lru_cache(maxsize=8)
-def _blocks_of(key: ById) -> _Blocks:
-    facts = key.facts
-    anatomy = anatomy_of(facts)
-    n_bytes, values = places_of(anatomy, HOST), parameters_of(anatomy)
-    used_frac = min(1.0, facts.n_expert_used / facts.n_expert) if facts.n_expert else 1.0
-    width = 2 * np.array(facts.n_head, dtype=np.int64) * (anatomy.head_k + anatomy.head_v)
-    width = np.where(anatomy.state_bytes > 0, 0, width)
-    n_steps = 1.0 + _STEPS_OF_EXPERTS * (n_bytes.experts[:-1] > 0) + _STEPS_OF_STATE * (anatomy.state_bytes > 0)
-    kinds = tuple(kind for kind in (False, True) if (anatomy.is_swa == kind).any())
-    of_kinds = [
-        np.where(anatomy.is_swa == kind, amount, 0)
-        for kind in kinds
-        for amount in (anatomy.n_values_k, anatomy.n_values_v, width)
-    ]
-    return _Blocks(
-        anatomy=anatomy,
-        n_layer=anatomy.n_layer,
-        n_trunk=anatomy.n_trunk,
-        kinds=kinds,
-        whole=_cumulated(n_bytes.dense[:-1], 2 * values.dense[:-1], anatomy.state_bytes, n_steps, *of_kinds),
-        experts=_cumulated(n_bytes.experts[:-1], 2 * used_frac * values.experts[:-1]),
-        has_experts=bool(n_bytes.experts.any()),
-        used_frac=used_frac,
-        output_bytes=float(n_bytes.dense[-1] + n_bytes.tied_copy),  # a tied output is the embedding
-        output_flop=2.0 * float(values.dense[-1] + values.tied_copy),
-        bytes_passed=_BYTES_PASSED / max(facts.n_embd, 1),
-    )
-
-
-def _cumulated(*of_block: NDArray[Any]) -> Floats:
-    sums = np.cumsum(np.stack(of_block), axis=1, dtype=np.float64)
-    return np.concatenate([np.zeros((len(of_block), 1)), sums], axis=1)
 
 
 def _pad_256(n_cells: Ints | Floats) -> Ints:

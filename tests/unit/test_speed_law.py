@@ -25,7 +25,7 @@ from offloadtune.speed import (
     residuals_of,
     run_of,
 )
-from offloadtune.speed.terms import Floats
+from offloadtune.speed.blocks import Floats
 from offloadtune.speeds import DeviceRates, HostRates, Phase, Rig, Run
 
 FACTS = facts_of_shape("llama-3-8b", "Q4_K_M")

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from offloadtune.footprint import Grid
 from offloadtune.pipeline.shapes import facts_of_shape
 from offloadtune.records import GgufFacts
+from offloadtune.speed.blocks import Floats
 from offloadtune.speed.constants import CONSTANTS, WELL_KNOWN
 from offloadtune.speed.priors import beliefs_of, peak_of, prior_of
-from offloadtune.speed.terms import Floats, Work, amounts_of, terms_of
+from offloadtune.speed.terms import Work, amounts_of, terms_of
 from offloadtune.speeds import DeviceRates, HostRates, Phase, Rig
 
 CARD = DeviceRates(

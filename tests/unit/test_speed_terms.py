@@ -15,7 +15,8 @@ from offloadtune.footprint import Grid
 from offloadtune.pipeline.shapes import facts_of_shape
 from offloadtune.records import GgufFacts, Settings
 from offloadtune.speed import amounts_for, amounts_of, terms_of
-from offloadtune.speed.terms import Floats, Work
+from offloadtune.speed.blocks import Floats
+from offloadtune.speed.terms import Work
 from offloadtune.speeds import DeviceRates, HostRates, Phase, Rig
 
 NAMES = (("llama-3-8b", "Q4_K_M"), ("gemma-3-270m", "Q4_K_M"), ("mixtral-8x7b", "Q4_K_M"), ("qwen3-30b-a3b", "Q4_K_M"))
