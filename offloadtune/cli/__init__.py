@@ -15,7 +15,20 @@ from typing import Annotated
 import typer
 
 import offloadtune
-from offloadtune.cli import apply, bench, doctor, export, history, inspect, plan, probe, recommend, sweep, workload
+from offloadtune.cli import (
+    apply,
+    bench,
+    doctor,
+    export,
+    history,
+    inspect,
+    plan,
+    probe,
+    recommend,
+    standin,
+    sweep,
+    workload,
+)
 from offloadtune.cli import list as list_
 from offloadtune.errors import OffloadTuneError
 
@@ -32,6 +45,7 @@ app.command()(doctor.doctor)
 app.command()(inspect.inspect)
 app.command("list")(list_.list_files)
 app.command()(plan.plan)
+app.command()(standin.standin)
 app.command()(workload.workload)
 app.command()(sweep.sweep)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench.bench)

@@ -6,6 +6,7 @@ from offloadtune.report.json_values import history_json, inspect_json, recall_js
 from offloadtune.report.listing import listing_json, listing_view
 from offloadtune.report.machine import probe_json, probe_view
 from offloadtune.report.plans import plan_line_json, plan_report_json, plan_view
+from offloadtune.report.standins import standin_json, standin_view
 from offloadtune.report.stored import history_view, recall_view
 from offloadtune.report.terminal import headline, inspect_view, sweep_view
 from offloadtune.report.trends import (
@@ -44,6 +45,8 @@ __all__ = [
     "recall_json",
     "recall_view",
     "regression_words",
+    "standin_json",
+    "standin_view",
     "sweep_json",
     "sweep_view",
     "trends_json",
