@@ -16,14 +16,13 @@ from offloadtune.units import format_bytes
 
 def standin_view(facts: GgufFacts) -> RenderableType:
     """What was written, what it is good for, and the next step."""
-    path = shlex.quote(str(facts.path))
+    path, real = str(facts.path), facts.stands_for
+    is_whole = real is None or facts.n_layer == real.n_layer
+    like = "It takes the memory and the time of the real file" if is_whole else "A layer takes what the real one takes"
     return Group(
-        Text(
-            f"{printable(str(facts.path))}: {printable(facts.standin_words)}, {format_bytes(facts.file_bytes)}",
-            style="bold",
-        ),
-        Text("It takes the memory and the time of the real file, and says nothing of its text."),
-        Text(f"measure it: offloadtune sweep {path}", style="dim"),
+        Text(f"{printable(path)}: {format_bytes(facts.file_bytes)}, {printable(facts.standin_words)}", style="bold"),
+        Text(f"{like}; what it writes means nothing."),
+        Text(f"measure it: offloadtune sweep {shlex.quote(path)}", style="dim"),
     )
 
 

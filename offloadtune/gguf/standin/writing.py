@@ -37,13 +37,16 @@ Progress = Callable[[int, int], None]
 """Told how many bytes of how many are written."""
 
 _SPREADS: tuple[tuple[re.Pattern[str], float, float], ...] = (
-    (re.compile(r"norm"), 1.0, 0.1),
+    (re.compile(r"norm"), 1.0, 0.5),
     (re.compile(r"rope_f|scale"), 1.0, 0.0),
     (re.compile(r"ssm_a$"), -1.0, 0.1),
     (re.compile(r"ssm_d$"), 1.0, 0.1),
     (re.compile(r"bias$|sinks"), 0.0, 0.1),
 )
-"""Part of a name -> middle and spread of a tensor that is no matrix: what leaves activations as large as they were."""
+"""Part of a name -> middle and spread, of the logarithm where there is a middle, of a tensor that is no matrix.
+
+They leave activations about as large as they were, and as unlike each other as norms of real files make them.
+"""
 
 
 def write(
@@ -152,7 +155,9 @@ def _plain(tensor: Tensor, chance: np.random.Generator) -> Bytes | None:
     if middle_and_spread is None or TYPES_BY_NAME[type_name].n_block > 1 or n_values > _N_PLAIN:
         return None
     middle, spread = middle_and_spread
-    return as_stored(type_name, (middle + spread * chance.standard_normal(n_values)).astype(np.float32))
+    values = chance.standard_normal(n_values, dtype=np.float32)
+    values = middle * np.exp(spread * values) if middle else spread * values
+    return as_stored(type_name, values.astype(np.float32))
 
 
 class _Pools:
