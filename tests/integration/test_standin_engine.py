@@ -73,8 +73,15 @@ def write(path: Path, shape: catalogue.Shape, quant: str) -> None:
     standin.write(path, standin.described_parts(described.key_values, described.tensors, vocabulary), 1)
 
 
-SMALL: dict[str, Any] = {"n_layer": 4, "n_embd": 512, "n_head": 8, "n_vocab": 8192}
-MOE = {"n_head_kv": 2, "n_embd_head_k": 64, "n_embd_head_v": 64, "n_ff": 1024, "n_expert": 8, "n_expert_used": 2}
+SMALL: dict[str, Any] = {"n_layer": 4, "n_embd": 512, "n_head": 8, "n_vocab": 8192, "n_ff": 1024}
+MOE: dict[str, Any] = {
+    "n_head_kv": 2,
+    "n_embd_head_k": 64,
+    "n_embd_head_v": 64,
+    "n_ff": 1024,
+    "n_expert": 8,
+    "n_expert_used": 2,
+}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +124,7 @@ def test_published_shapes_run(name: str, quant: str, n_layer: str, tmp_path: Pat
 
 def test_it_is_measured_as_any_file_is(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
-    write(path, dataclasses.replace(catalogue.find_shape("llama-3-8b"), **SMALL, n_ff=1024), "Q4_K_M")
+    write(path, dataclasses.replace(catalogue.find_shape("llama-3-8b"), **SMALL), "Q4_K_M")
     workload = Workload(name="short", n_prefix_cached=0, n_prompt_new=32, n_gen=4)
     trial = Trial(settings=Settings(devices=(), n_ctx=256, n_threads=2), target=Target.LLAMA_SERVER, why="test")
     with Runner(path) as runner:

@@ -99,7 +99,8 @@ def random_blocks(type_name: str, n_blocks: int, spread: float, chance: np.rando
 
 def _around_one(log_spread: float, n: int, chance: np.random.Generator) -> npt.NDArray[np.float32]:
     """Positive numbers whose squares are 1 in the mean."""
-    return np.exp(np.float32(log_spread) * chance.standard_normal(n, dtype=np.float32) - np.float32(log_spread**2))
+    logs = log_spread * chance.standard_normal(n) - log_spread**2
+    return np.exp(logs).astype(np.float32)
 
 
 def as_stored(type_name: str, values: npt.NDArray[np.float32]) -> Bytes:
