@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from offloadtune.records import MemoryUse, Settings, Target
+from offloadtune.speeds import Gain, Prediction
 
 
 class Tier(StrEnum):
@@ -144,7 +145,8 @@ class MemoryPlan:
     """What `settings` take. `fits` is None where what there is to give is not known.
 
     `refusals` say why it does not fit, one sentence each; `warnings` what else is to be known.
-    `n_splits` as in `Forecast`, None where the engine was not asked.
+    `n_splits` as in `Forecast`, None where the engine was not asked. `prediction` is of the speed these settings have,
+    or would have if they fitted; None where it cannot be made, and a warning says why.
     """
 
     label: str
@@ -158,6 +160,7 @@ class MemoryPlan:
     refusals: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     n_splits: tuple[int, int] | None = None
+    prediction: Prediction | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +182,7 @@ class PlanReport:
     """A plan with what lies around it. Costs are bytes on all devices together, None where there is no next step.
 
     `measured` holds, by device, the peaks of stored trials of these settings; `chose_layers` where we set n_gpu_layers.
+    `gains` are what would help most, best first.
     """
 
     plan: MemoryPlan
@@ -189,6 +193,7 @@ class PlanReport:
     context_cost_bytes: int | None
     chose_layers: bool = False
     measured: tuple[tuple[str, int], ...] = ()
+    gains: tuple[Gain, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +202,10 @@ class PlanRequest:
 
     `asked` are the fields of `Settings` that were named, all others are the target's own. `n_devices` counts equal
     cards. `draft` is a draft model's file, `mmproj` a projector's. `is_exact` asks the engine itself.
+
+    Speed is predicted for a prompt of `n_prompt` tokens, a usual one where that is None, after `depth` cached ones.
+    Main memory is that of this machine, or unknown beside a card by name, unless `ram` ("ddr5-5600x2") or
+    `ram_bytes_per_s` says what it moves at most.
     """
 
     path: Path | None = None
@@ -212,6 +221,10 @@ class PlanRequest:
     draft: Path | None = None
     mmproj: Path | None = None
     is_exact: bool = False
+    ram: str | None = None
+    ram_bytes_per_s: float | None = None
+    n_prompt: int | None = None
+    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

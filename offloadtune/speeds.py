@@ -5,10 +5,13 @@ Floor 0: standard library only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
 from offloadtune.records import Basis
+from offloadtune.sweeps import Said
 
 
 class Phase(StrEnum):
@@ -23,14 +26,16 @@ class DeviceRates:
     """What a device does at best, by its maker or as measured; None where nobody says.
 
     `family` is that of the catalogue of cards, "" where the card is not in it. `read_bytes_per_s` is of its own memory,
-    `flop_per_s` of half-precision products, `link_bytes_per_s` from main memory to it. `last_level_bytes` is its
-    largest cache: what lies in it is read faster than memory. `offloads_ops` as in `footprint.Backend`.
+    `flop_per_s` of half-precision products, `int8_op_per_s` of 8-bit ones, `link_bytes_per_s` from main memory to it.
+    `last_level_bytes` is its largest cache: what lies in it is read faster than memory. `offloads_ops` as in
+    `footprint.Backend`.
     """
 
     name: str
     family: str = ""
     read_bytes_per_s: float | None = None
     flop_per_s: float | None = None
+    int8_op_per_s: float | None = None
     link_bytes_per_s: float | None = None
     last_level_bytes: int | None = None
     offloads_ops: bool = True
@@ -115,3 +120,95 @@ class Gain:
     what: str
     decode_frac: float
     ttft_frac: float
+
+
+# --- calibration ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationRequest:
+    """What is to be calibrated, and with what time. `fixed` are settings that hold in every run.
+
+    `is_fresh` forgets what earlier runs showed. `worker_command` starts another worker than ours, for tests.
+    """
+
+    path: Path
+    budget_s: float
+    vram_limit_bytes: int | None = None
+    endpoints: tuple[str, ...] = ()
+    fixed: dict[str, Any] = field(default_factory=dict)
+    is_fresh: bool = False
+    worker_command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCheck:
+    """A run against what is said of it by all that is known but itself: seconds, and between which they should lie."""
+
+    phase: Phase
+    label: str
+    measured_s: float
+    expected_s: float
+    low_s: float
+    high_s: float
+    is_miss: bool
+
+    @property
+    def off_frac(self) -> float:
+        """How far the expectation lies from what was measured, as a part of it: 0.1 is 10 % too slow."""
+        return self.expected_s / self.measured_s - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassageMeasured:
+    """A prompt and the tokens after it ran; `checks` are of what was expected before, the prompt's and a token's."""
+
+    label: str
+    n_done: int
+    n_most: int
+    remaining_s: float
+    checks: tuple[RunCheck, ...]
+
+
+CalibrationEvent = Said | PassageMeasured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficient:
+    """A coefficient of a law: seconds for each of `unit` ("bytes", "flop", "count"), with its 90 % range.
+
+    `words` say what it is of. It is 0 where nothing is left for it, and then has no range. `is_shown` is false where no
+    run showed more of it than was believed before.
+    """
+
+    phase: Phase
+    words: str
+    unit: str
+    seconds: float
+    low_s: float
+    high_s: float
+    is_shown: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationReport:
+    """What a calibration showed. `checks` leave out one passage after the other; `words` are full sentences.
+
+    `failures` say what did not run. `n_timings` are those of prompts and of tokens that the laws now rest on.
+    """
+
+    machine_id: str
+    engine_version: str
+    path: Path
+    type_name: str
+    devices: tuple[str, ...]
+    n_passages: int
+    n_loads: int
+    n_timings: int
+    coefficients: tuple[Coefficient, ...]
+    checks: tuple[RunCheck, ...]
+    failures: tuple[str, ...]
+    words: tuple[str, ...]
+    store_path: Path
+    is_interrupted: bool
+    duration_s: float

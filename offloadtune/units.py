@@ -97,6 +97,13 @@ def format_bytes_per_s(bytes_per_s: float) -> str:
     return f"{_three_digits(bytes_per_s / 1e9)} GB/s"
 
 
+def format_flop_per_s(flop_per_s: float) -> str:
+    """`flop_per_s` as makers print it: "82.6 TFLOP/s", below one in billions: "45.0 GFLOP/s"."""
+    if flop_per_s < 0.9995e12:
+        return f"{_three_digits(flop_per_s / 1e9)} GFLOP/s"
+    return f"{_three_digits(flop_per_s / 1e12)} TFLOP/s"
+
+
 def format_ratio(ratio: float) -> str:
     """`ratio` as a factor: "1.52x"."""
     return f"{ratio:.2f}x"

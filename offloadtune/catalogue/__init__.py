@@ -12,7 +12,7 @@ Hands of floor 1: reads its own tables (shapes.csv, cards.csv) and decides nothi
     describing  shape and mixture -> `Described`, what the file's header would say
 """
 
-from offloadtune.catalogue.cards import FAMILIES, Card, card_names, find_card
+from offloadtune.catalogue.cards import FAMILIES, PCIE_LANE_BYTES_PER_S, Card, card_names, find_card
 from offloadtune.catalogue.describing import Described, described, key_values_of
 from offloadtune.catalogue.quants import QUANTS, Quant, find_quant
 from offloadtune.catalogue.ram import RamText, find_ram
@@ -20,6 +20,7 @@ from offloadtune.catalogue.shapes import Shape, find_shape, shape_names
 
 __all__ = [
     "FAMILIES",
+    "PCIE_LANE_BYTES_PER_S",
     "QUANTS",
     "Card",
     "Described",

@@ -24,7 +24,7 @@ _SERIES = {"rtx", "gtx", "rx", "tesla", "arc"}
 _SIZE_FRACS = (0.85, 1.02)
 """What drivers say of a card's memory, of the nominal size: 22.5 GiB of an A10's 24 and 15 of 16 GB are usual."""
 
-_PCIE_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9}
+PCIE_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9}
 """Peak of one lane in one direction, by generation, after the link's encoding."""
 
 FAMILIES = {
@@ -85,7 +85,7 @@ class Card:
         """Peak of its link in one direction; None without a link of its own."""
         if self.pcie_generation is None or self.n_pcie_lanes is None:
             return None
-        return _PCIE_LANE_BYTES_PER_S[self.pcie_generation] * self.n_pcie_lanes
+        return PCIE_LANE_BYTES_PER_S[self.pcie_generation] * self.n_pcie_lanes
 
 
 def find_card(name: str, *, vram_bytes: int | None = None) -> Card:

@@ -18,6 +18,7 @@ import offloadtune
 from offloadtune.cli import (
     apply,
     bench,
+    calibrate,
     doctor,
     export,
     history,
@@ -47,6 +48,7 @@ app.command("list")(list_.list_files)
 app.command()(plan.plan)
 app.command()(standin.standin)
 app.command()(workload.workload)
+app.command()(calibrate.calibrate)
 app.command()(sweep.sweep)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench.bench)
 app.command()(recommend.recommend)

@@ -36,6 +36,9 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
         typer.Option(metavar="NAME", help="Plan for this card, like 'RTX 3090'.", autocompletion=name_of("card_names")),
     ] = None,
     n_devices: Annotated[int, typer.Option("--n-devices", min=1, max=16, help="So many of that card.")] = 1,
+    ram: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Main memory, for the speed, like ddr5-5600x2 or '76.8 GB/s'.")
+    ] = None,
     vram_limit: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Use at most this much memory of each device.")
     ] = None,
@@ -51,6 +54,10 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
         typer.Option("--n-gpu-layers", min=-1, help="Layers on devices, -1 for all; else the most that fit."),
     ] = None,
     n_ctx: Annotated[int | None, typer.Option("--n-ctx", min=1, help="Context; default 4096.")] = None,
+    prompt: Annotated[
+        int | None, typer.Option("--prompt", min=1, help="Predict the speed for a prompt of so many tokens.")
+    ] = None,
+    depth: Annotated[int, typer.Option("--depth", min=0, help="And for so many tokens before it in the cache.")] = 0,
     n_batch: Annotated[int | None, typer.Option("--n-batch", min=1, help="Tokens of a batch.")] = None,
     n_ubatch: Annotated[int | None, typer.Option("--n-ubatch", min=1, help="Tokens computed at once.")] = None,
     type_k: Annotated[
@@ -91,7 +98,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what settings would take of each device and of main memory, before anything is loaded."""
+    """Say what settings would take of each device and of main memory, and how fast they should be."""
     from offloadtune import pipeline, report  # noqa: PLC0415 - kept out of --help
     from offloadtune.cli import console, files, options  # noqa: PLC0415
     from offloadtune.plans import PlanRequest  # noqa: PLC0415
@@ -125,6 +132,9 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
         draft=None if draft is None else files.path_of(draft),
         mmproj=None if mmproj is None else files.path_of(mmproj),
         is_exact=exact,
+        ram=ram,
+        n_prompt=prompt,
+        depth=depth,
     )
     if batch is not None:
         options.alone("--batch", request == PlanRequest(), "its lines say what is planned")

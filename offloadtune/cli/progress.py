@@ -10,14 +10,15 @@ from rich.status import Status
 
 from offloadtune.benches import BenchEvent, MeasureVisited
 from offloadtune.records import Outcome, Recommendation
-from offloadtune.report import headline, visit_words
+from offloadtune.report import headline, passage_words, visit_words
+from offloadtune.speeds import CalibrationEvent, PassageMeasured
 from offloadtune.sweeps import Event, RoundFinished, Said, TrialFinished, TrialStarted
 from offloadtune.units import format_seconds, format_tok_per_s
 
 
 @contextlib.contextmanager
-def listener() -> Iterator[Callable[[Event | BenchEvent], None]]:
-    """A listener that shows events of a sweep or a bench while the block runs."""
+def listener() -> Iterator[Callable[[Event | BenchEvent | CalibrationEvent], None]]:
+    """A listener that shows events of a sweep, a bench or a calibration while the block runs."""
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
     if not console.is_terminal:
         seen: set[str] = set()
@@ -32,13 +33,16 @@ def listener() -> Iterator[Callable[[Event | BenchEvent], None]]:
             status.stop()
 
 
-def _show(console: Console, status: Status, event: Event | BenchEvent) -> None:
+def _show(console: Console, status: Status, event: Event | BenchEvent | CalibrationEvent) -> None:
     _print(console, _line(event))
     if isinstance(event, TrialStarted):
         status.update(_started_words(event))
     elif isinstance(event, MeasureVisited):
         left = format_seconds(max(0.0, event.remaining_s))
         status.update(f"{visit_words(event.visit)}  ({event.n_done} of {event.n_wanted} visits, at most {left} to go)")
+    elif isinstance(event, PassageMeasured):
+        left = format_seconds(event.remaining_s)
+        status.update(f"run {event.n_done + 1} of at most {event.n_most}  (at most {left} to go)")
     elif isinstance(event, TrialFinished | RoundFinished):
         status.update("comparing the best side by side")
 
@@ -53,7 +57,7 @@ def _started_words(event: TrialStarted) -> str:
     return f"trial {event.n_done + 1}: {event.trial.why}  ({gone} gone, at most {left} to go)"
 
 
-def _plain_line(event: Event | BenchEvent, seen: set[str]) -> str:
+def _plain_line(event: Event | BenchEvent | CalibrationEvent, seen: set[str]) -> str:
     """Where no line can move: of a bench the first visit of each measure, and those disturbed."""
     if isinstance(event, TrialStarted):
         return _started_words(event)
@@ -63,13 +67,15 @@ def _plain_line(event: Event | BenchEvent, seen: set[str]) -> str:
     return _line(event)
 
 
-def _line(event: Event | BenchEvent) -> str:
+def _line(event: Event | BenchEvent | CalibrationEvent) -> str:
     if isinstance(event, Said):
         return event.text
     if isinstance(event, MeasureVisited):
         return visit_words(event.visit) if event.visit.visit.disturbed_by else ""
     if isinstance(event, TrialFinished):
         return f"{event.result.trial.why}: {_result_words(event)}{_best_words(event.best)}"
+    if isinstance(event, PassageMeasured):
+        return passage_words(event)
     if isinstance(event, RoundFinished):
         left = format_seconds(max(0.0, event.remaining_s))
         return (
@@ -84,7 +90,11 @@ def _result_words(event: TrialFinished) -> str:
         return f"{result.outcome.value.replace('_', ' ')} - {result.reason}"
     visit, foretold = result.visits[-1], result.expected
     ttft = f" ({format_seconds(foretold.ttft_s.p50)} expected)" if foretold else ""
-    decode = f" ({format_tok_per_s(foretold.decode_tok_per_s.p50)} expected)" if foretold else ""
+    decode = ""
+    if foretold:
+        bound = foretold.bound_tok_per_s
+        most = f", {format_tok_per_s(bound)} at most" if bound else ""
+        decode = f" ({format_tok_per_s(foretold.decode_tok_per_s.p50)} expected{most})"
     return (
         f"first token {format_seconds(visit.ttft_s)}{ttft}, reads {format_tok_per_s(visit.prefill_tok_per_s)}, "
         f"writes {format_tok_per_s(1 / visit.token_s)}{decode}"

@@ -4,15 +4,20 @@ probing      the machine, the engine's devices, a header
 linking      what a card's link does while data moves
 examining    what holds the machine back, and the machine written down
 planning     what settings take, before anything is loaded
+questions    what is planned, and the arithmetic around it
+expecting    how fast it should be
+helping      what would help most
 here         the same on this machine's own devices
 batches      the same for every line of a file
 foretelling  what the engine itself says of them
 rooms        cards to plan on, by name
+rigs         what they, or this machine, can do at best
 companions   a draft model or a projector beside it
 shapes       a model by name instead of by file
 standing_in  a file with its shape and random weights
 calibrating  what trials taught of the devices
-speed_memory what runs showed of this machine's speed
+calibrating_speed  the few runs that teach the law of this machine's speed most
+speed_memory what runs showed of it
 sweeping     one sweep from its checks to its answer
 checking     what cannot be measured is refused first
 measuring    one sweep under way: self-test, trials, rounds side by side
@@ -52,6 +57,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from offloadtune.pipeline.batches import plan_lines
     from offloadtune.pipeline.benching import bench_file
+    from offloadtune.pipeline.calibrating_speed import calibrate
     from offloadtune.pipeline.examining import diagnose, keep_machine
     from offloadtune.pipeline.gathering import gather_workload
     from offloadtune.pipeline.listing import list_files
@@ -71,6 +77,7 @@ __all__ = [
     "bench_file",
     "bench_rows",
     "cache_cost",
+    "calibrate",
     "card_names",
     "check_trends",
     "crash_path",
@@ -107,6 +114,7 @@ _HOMES = {
     "bench_file": "benching",
     "bench_rows": "rows",
     "cache_cost": "probing",
+    "calibrate": "calibrating_speed",
     "card_names": "shapes",
     "check_trends": "trending",
     "crash_path": "probing",

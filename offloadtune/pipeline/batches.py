@@ -31,12 +31,15 @@ _FLASH_ATTN = {
     **dict.fromkeys(("off", "disabled", "false", "0", 0), "disabled"),
     **dict.fromkeys(("auto", "-1", -1), "auto"),
 }
-_OF_SPEED = ("ram_gb_per_s", "n_prompt_tokens", "depth")
+_OF_SPEED = ("ram", "ram_gb_per_s", "n_prompt_tokens", "depth")
 _OF_FILES = ("file", "draft", "mmproj")
 _OF_PLACE = ("shape", "quant", "card", "vram_limit_bytes", "ram_limit_bytes", "n_devices", "target")
 _KEYS = sorted({*_COUNTS, *_CHOICES, *_SWITCHES, *_OF_SPEED, *_OF_FILES, *_OF_PLACE, "flash_attn"})
 _UNTIL_ASKED = {"n_gpu_layers": -1, "swa_full": False, "flash_attn_type": "auto", "n_outputs_max": 0}
 """What a line leaves out is as in llama.cpp's own programs, except that logits are kept for the whole batch."""
+
+_GB_PER_S = (0.1, 100_000)
+"""What main memory can have, generously."""
 
 _TOO_LARGE = 1 << 53
 _TOO_LONG = 1 << 20
@@ -72,8 +75,6 @@ def request_of(line: str) -> PlanRequest:
     if unknown:
         raise UsageError(f"{_shown(unknown[0])} is no key of a specification.", hint=_nearest_keys(unknown[0]))
     spec = {key: value for key, value in spec.items() if value is not None}
-    for key in _OF_SPEED:
-        _number(spec, key, default=0)
     target = Target(_choice(spec, "target", list(Target))) if "target" in spec else None
     path, draft, mmproj = (None if text is None else Path(text) for text in (_text(spec, key) for key in _OF_FILES))
     return PlanRequest(
@@ -88,6 +89,10 @@ def request_of(line: str) -> PlanRequest:
         ram_limit_bytes=_count(spec, "ram_limit_bytes") if "ram_limit_bytes" in spec else None,
         target=target or Target.LLAMA_CPP_PYTHON,
         asked={**({"n_gpu_layers": -1} if target else _UNTIL_ASKED), **_asked(spec)},
+        ram=_text(spec, "ram"),
+        ram_bytes_per_s=_bandwidth(spec, "ram_gb_per_s"),
+        n_prompt=_count(spec, "n_prompt_tokens") if "n_prompt_tokens" in spec else None,
+        depth=_count({"depth": 0, **spec}, "depth"),
     )
 
 
@@ -149,11 +154,16 @@ def _refused_constant(name: str) -> NoReturn:
     raise ValueError(message)
 
 
-def _number(spec: dict[str, Any], key: str, default: float) -> float:
-    value = spec.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _TOO_LARGE:
-        raise UsageError(f"{key} must be a number of at least 0, not {_shown(value)}.", hint="correct this line")
-    return float(value)
+def _bandwidth(spec: dict[str, Any], key: str) -> float | None:
+    """Gigabytes a second that memory has, in bytes."""
+    value = spec.get(key)
+    if value is None:
+        return None
+    low, high = _GB_PER_S
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        sentence = f"{key} must be a number from {low:g} to {high:g}, not {_shown(value)}."
+        raise UsageError(sentence, hint="correct this line, or leave it out where it is not known")
+    return float(value) * 1e9
 
 
 def _count(spec: dict[str, Any], key: str, least: int = 0) -> int:

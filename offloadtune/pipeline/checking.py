@@ -11,6 +11,7 @@ from offloadtune.errors import GgufError, UsageError
 from offloadtune.footprint import Grid, is_mapped, pad_256, reckon
 from offloadtune.pipeline.spaces import wanted_n_ctx
 from offloadtune.records import GgufFacts, Machine, Settings, Target
+from offloadtune.speeds import CalibrationRequest
 from offloadtune.sweeps import SweepRequest
 from offloadtune.units import format_bytes
 
@@ -53,6 +54,16 @@ def check_bench(request: BenchRequest, facts: GgufFacts) -> None:
     if request.workload is not None and request.workload.n_parallel != 1:
         message = f"Workload {request.workload.name} asks for {request.workload.n_parallel} sequences at once."
         raise UsageError(message, hint="measure one sequence: this version does not measure several")
+
+
+def check_calibration(request: CalibrationRequest, facts: GgufFacts, *, n_ctx: int) -> None:
+    """Refuse what cannot be calibrated. Raises GgufError, UsageError, ExportError."""
+    _check_generates(facts)
+    if chosen := next((name for name in ("n_gpu_layers", "n_ubatch") if name in request.fixed), None):
+        message = f"A calibration tries several values of {chosen} itself."
+        raise UsageError(message, hint=f"leave out --set {chosen}")
+    _check_fixed(request.fixed, n_ctx)
+    export.render_snippet(Settings(**request.fixed), facts.path)
 
 
 def check_memory(fixed: Mapping[str, Any], facts: GgufFacts, machine: Machine, *, n_ctx: int) -> None:

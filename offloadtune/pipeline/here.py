@@ -16,10 +16,14 @@ from offloadtune.pipeline.foretelling import Foretold, foretold
 from offloadtune.pipeline.journals import last_results, read_all
 from offloadtune.pipeline.planning import report_of
 from offloadtune.pipeline.rebuilding import rebuild_line
+from offloadtune.pipeline.rigs import host_of_request, rig_of_machine
 from offloadtune.pipeline.rooms import Place, named_place
+from offloadtune.pipeline.speed_memory import SpeedMemory
 from offloadtune.plans import PlanReport, PlanRequest
 from offloadtune.probe import probe_host
 from offloadtune.records import EngineBuild, GgufFacts, Machine, Outcome, Settings
+from offloadtune.speed import Laws
+from offloadtune.speeds import Rig
 
 _FORECAST_S = 120.0
 
@@ -40,17 +44,41 @@ def plan_here(request: PlanRequest) -> PlanReport:
                 raise
             return _plan_without_engine(request, error)
         machine = Machine(host=probe_host(measure=False), devices=devices)
+        rig = _rig(request, machine)
         if not machine.offload_devices and request.limit_bytes is not None:
-            return report_of(request, named_place(request), None)
+            return report_of(request, named_place(request, rig.host), None)
         place = machine_place(machine, engine, request.limit_bytes, request.ram_limit_bytes)
+        place = dataclasses.replace(place, rig=rig)
 
         def ask(facts: GgufFacts, settings: Settings, place: Place) -> Foretold:
             forecasts = runner.forecast(probes_of(settings), timeout_s=_FORECAST_S)
             Calibrations(engine).learn_refused(devices, forecasts[-1].refused)
             return foretold(facts, settings, place, forecasts)
 
-        report = report_of(request, place, ask if request.is_exact else None)
-    return dataclasses.replace(report, measured=_measured(request, report.plan.settings, machine, engine))
+        laws_for = None if _names_memory(request) else _LawsHere(machine, engine)
+        report = report_of(request, place, ask if request.is_exact else None, laws_for)
+    warnings = (*report.plan.warnings, *(laws_for.words if laws_for else ()))
+    return dataclasses.replace(
+        report,
+        plan=dataclasses.replace(report.plan, warnings=warnings),
+        measured=_measured(request, report.plan.settings, machine, engine),
+    )
+
+
+class _LawsHere:
+    """What ran on this machine, as laws for a file; `words` on the runs, once they were asked for."""
+
+    def __init__(self, machine: Machine, engine: EngineBuild) -> None:
+        self._machine, self._engine = machine, engine
+        self._last: tuple[GgufFacts, Laws] | None = None
+        self.words: tuple[str, ...] = ()
+
+    def __call__(self, facts: GgufFacts) -> Laws:
+        if self._last is None or self._last[0] is not facts:
+            memory = SpeedMemory(facts, self._machine, self._engine)
+            self._last = facts, memory.laws()
+            self.words = tuple(dict.fromkeys((*self.words, *memory.words)))
+        return self._last[1]
 
 
 def _measured(
@@ -80,15 +108,34 @@ def _plan_beside(request: PlanRequest, owner: store.Owner) -> PlanReport:
     if request.is_exact or request.endpoints:
         message = f"{owner.what} is being measured now, and its devices must not be asked meanwhile."
         raise BusyError(message, hint="wait for the sweep to end, or plan for a card by name with --card")
-    place = machine_place(Machine(host=probe_host(measure=False), devices=None), None, None, request.ram_limit_bytes)
+    machine = Machine(host=probe_host(measure=False), devices=None)
     said = f"No device is planned for: {owner.what} is being measured on them now. Name a card with --card."
-    return report_of(request, dataclasses.replace(place, warnings=(*place.warnings, said)), None)
+    return report_of(request, _place_of_host(request, machine, said), None)
 
 
 def _plan_without_engine(request: PlanRequest, error: EngineMissingError | EngineError) -> PlanReport:
-    if request.limit_bytes is not None:
-        return report_of(request, named_place(request), None)
     machine = Machine(host=probe_host(measure=False), devices=None)
-    place = machine_place(machine, None, None, request.ram_limit_bytes)
+    if request.limit_bytes is not None:
+        return report_of(request, named_place(request, _rig(request, machine).host), None)
     said = f"No device is planned for: {error} Name a card with --card, or install an engine: {rebuild_line()}"
-    return report_of(request, dataclasses.replace(place, warnings=(*place.warnings, said)), None)
+    return report_of(request, _place_of_host(request, machine, said), None)
+
+
+def _place_of_host(request: PlanRequest, machine: Machine, said: str) -> Place:
+    """The CPU and main memory alone, and why."""
+    place = machine_place(machine, None, None, request.ram_limit_bytes)
+    return dataclasses.replace(place, warnings=(*place.warnings, said), rig=_rig(request, machine))
+
+
+def _names_memory(request: PlanRequest) -> bool:
+    """Whether the plan is for other main memory than this machine's, with which nothing ran."""
+    return request.ram is not None or request.ram_bytes_per_s is not None
+
+
+def _rig(request: PlanRequest, machine: Machine) -> Rig:
+    """What this machine does at best; main memory as the request names it, where it does."""
+    rig = rig_of_machine(machine)
+    if not _names_memory(request):
+        return rig
+    named = host_of_request(request).peak_bytes_per_s
+    return dataclasses.replace(rig, host=dataclasses.replace(rig.host, peak_bytes_per_s=named, read_bytes_per_s=None))

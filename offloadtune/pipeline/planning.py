@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +12,10 @@ from numpy.typing import NDArray
 from offloadtune.errors import UsageError
 from offloadtune.footprint import (
     COMPUTE_BAND_FRAC,
-    Footprints,
     Grid,
     Terms,
     contradiction,
     fits,
-    grid_of,
     is_mapped,
     largest_contexts,
     pad_256,
@@ -28,7 +25,10 @@ from offloadtune.footprint import (
 )
 from offloadtune.gguf import read_gguf
 from offloadtune.pipeline.companions import NONE, Companions, companions_for
+from offloadtune.pipeline.expecting import LawsFor, catalogue_laws, check_tokens, with_prediction
 from offloadtune.pipeline.foretelling import Foretold, Parts
+from offloadtune.pipeline.helping import gains_of
+from offloadtune.pipeline.questions import Ints, Question
 from offloadtune.pipeline.rooms import Place, named_place
 from offloadtune.pipeline.shapes import facts_of_shape, weights_basis
 from offloadtune.plans import (
@@ -43,6 +43,7 @@ from offloadtune.plans import (
 )
 from offloadtune.records import GgufFacts, Settings, Target
 from offloadtune.search import settings_of_target
+from offloadtune.speeds import Gain
 from offloadtune.units import GIB
 
 N_CTX_PLANNED = 4096
@@ -51,25 +52,8 @@ _N_CTX_STEP = 4096
 _SERVER_PROMPT_CACHE_BYTES = 8 * GIB  # llama-server's --cache-ram unless told otherwise
 
 
-Ints = NDArray[np.int64]
-
 Ask = Callable[[GgufFacts, Settings, Place], Foretold]
 """How the engine is asked."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What is planned, with the file's facts at hand and what is to be said of them."""
-
-    facts: GgufFacts
-    settings: Settings
-    target: Target
-    place: Place
-    companions: Companions = NONE
-    warnings: tuple[str, ...] = ()
-
-    def with_layers(self, n_gpu_layers: int) -> Question:
-        return dataclasses.replace(self, settings=self.settings.replace(n_gpu_layers=n_gpu_layers))
 
 
 def facts_for(request: PlanRequest) -> GgufFacts:
@@ -114,7 +98,8 @@ def settings_for(request: PlanRequest, facts: GgufFacts) -> Settings:
 def plan_memory(request: PlanRequest, facts: GgufFacts, place: Place, companions: Companions = NONE) -> MemoryPlan:
     """One plan by arithmetic, without its surroundings."""
     question = _question(request, facts, place, companions)
-    return _plan(question, _parts(question), Tier.ARITHMETIC)
+    plan = _plan(question, _parts(question), Tier.ARITHMETIC)
+    return plan if place.rig is None else with_prediction(plan, question, request, catalogue_laws(place.rig))
 
 
 def plan(request: PlanRequest) -> PlanReport:
@@ -134,22 +119,31 @@ def plan(request: PlanRequest) -> PlanReport:
     return report_of(request, named_place(request), None)
 
 
-def report_of(request: PlanRequest, place: Place, ask: Ask | None) -> PlanReport:
+def report_of(request: PlanRequest, place: Place, ask: Ask | None, laws_for: LawsFor | None = None) -> PlanReport:
     """A plan with the largest context at each n_gpu_layers and the price of one more layer or 4096 tokens of context.
 
-    With `ask` the engine speaks. Raises as `facts_for` does, and what `ask` raises.
+    With `ask` the engine speaks, and `laws_for` knows what ran here. Raises as `facts_for` does, and what `ask` raises.
     """
     facts = facts_for(request)
     question = _question(request, facts, place, companions_for(request))
     chose = "n_gpu_layers" not in request.asked and place.room.is_known
     if chose:
-        question = question.with_layers(_most_layers(question, None))
+        question = question.with_layers(question.most_layers(None))
     foretold = None
     if ask is not None:
         question, foretold = _asked(question, ask, is_free=chose)
+    if chose and not question.settings.n_gpu_layers:
+        said = f"Not even one layer fits on {', '.join(place.room.names)}, so all of them stay in main memory."
+        question = dataclasses.replace(question, warnings=(*question.warnings, said))
     terms = foretold.terms if foretold else None
     plan = _plan(question, _parts(question), Tier.ARITHMETIC) if foretold is None else _foretold(question, foretold)
     layers, context = _costs(question, terms)
+    gains: tuple[Gain, ...] = ()
+    if place.rig is not None:
+        laws_for = laws_for or catalogue_laws(place.rig)
+        plan = with_prediction(plan, question, request, laws_for)
+        if plan.prediction is not None and plan.fits is not False:
+            gains = gains_of(question, request, laws_for)
     return PlanReport(
         plan=plan,
         n_layer=facts.n_layer,
@@ -158,6 +152,7 @@ def report_of(request: PlanRequest, place: Place, ask: Ask | None) -> PlanReport
         layer_cost_bytes=layers,
         context_cost_bytes=context,
         chose_layers=chose,
+        gains=gains,
     )
 
 
@@ -167,7 +162,7 @@ def _asked(question: Question, ask: Ask, *, is_free: bool) -> tuple[Question, Fo
     if not is_free or foretold.terms is None:
         return question, foretold
     safe = question, foretold
-    for k in range(_most_layers(question, foretold.terms), question.settings.n_gpu_layers, -1):
+    for k in range(question.most_layers(foretold.terms), question.settings.n_gpu_layers, -1):
         more = question.with_layers(k)
         word = ask(more.facts, more.settings, more.place)
         if _foretold(more, word).fits:
@@ -182,6 +177,7 @@ def _foretold(question: Question, foretold: Foretold) -> MemoryPlan:
 
 
 def _question(request: PlanRequest, facts: GgufFacts, place: Place, companions: Companions) -> Question:
+    check_tokens(request)
     settings = settings_for(request, facts)
     if refused := companions.contradiction(settings):
         raise UsageError(f"The draft model: {refused[0]}", hint=refused[1])
@@ -292,36 +288,19 @@ def _host_warnings(host: HostPlan) -> list[str]:
 # --- around it -----------------------------------------------------------------------------------------------------
 
 
-def _footprints(question: Question, terms: Sequence[Terms] | None, n_gpu_layers: Ints, n_ctx: Ints) -> Footprints:
-    """The model with what is loaded beside it, one entry for each pair of the arrays."""
-    facts, room = question.facts, question.place.room
-    grid = grid_of(facts, question.settings, n_gpu_layers=n_gpu_layers, n_ctx=n_ctx)
-    found = reckon(facts, grid, room.backends, room.shares, terms)
-    return found + question.companions.footprints(question.settings, room, n_ctx)
-
-
-def _most_layers(question: Question, terms: Sequence[Terms] | None) -> int:
-    """The most n_gpu_layers that fit, 0 where none does; with `terms` without the rule's band, to be asked about."""
-    layers = np.arange(question.facts.n_layer + 1, -1, -1)
-    found = _footprints(question, terms, layers, np.full_like(layers, question.settings.n_ctx))
-    is_exact = terms is not None and not question.companions
-    ok = fits(found, question.place.room, is_mapped=is_mapped(question.settings), is_exact=is_exact)
-    return int(layers[ok.argmax()]) if ok.any() else 0
-
-
 def _rows(question: Question, terms: Sequence[Terms] | None) -> tuple[LayerRow, ...]:
     facts, settings, room = question.facts, question.settings, question.place.room
     if not room.names:
         return ()
     layers = np.arange(facts.n_layer + 2)
-    used = _footprints(question, terms, layers, np.full_like(layers, settings.n_ctx)).device_bytes
+    used = question.footprints(terms, np.full_like(layers, settings.n_ctx), n_gpu_layers=layers).device_bytes
     totals = (used + np.where(used > 0, np.array(room.runtime_bytes)[:, None], 0)).sum(axis=0).tolist()
     if not room.is_known:
         return tuple(LayerRow(n_gpu_layers=k, device_bytes=n, n_ctx_max=None) for k, n in enumerate(totals))
     is_exact = (layers == settings.n_gpu_layers) & (terms is not None) & (not question.companions)
 
     def do_fit(n_ctx: Ints) -> NDArray[np.bool_]:
-        found = _footprints(question, terms, layers, n_ctx)
+        found = question.footprints(terms, n_ctx, n_gpu_layers=layers)
         return fits(found, room, is_mapped=is_mapped(settings), is_exact=is_exact)
 
     whole = pad_256(max(settings.n_ctx, facts.n_ctx_train * settings.n_seq_max or N_CTX_UNTRAINED))
@@ -339,5 +318,5 @@ def _costs(question: Question, terms: Sequence[Terms] | None) -> tuple[int | Non
     k, n_ctx = question.settings.n_gpu_layers, pad_256(question.settings.n_ctx)
     below, above = (k, k + 1) if k <= question.facts.n_layer else (k - 1, k)
     layers, contexts = np.array([below, above, k, k]), np.array([n_ctx, n_ctx, n_ctx, n_ctx + _N_CTX_STEP])
-    totals = _footprints(question, terms, layers, contexts).device_bytes.sum(axis=0)
+    totals = question.footprints(terms, contexts, n_gpu_layers=layers).device_bytes.sum(axis=0)
     return int(totals[1] - totals[0]), int(totals[3] - totals[2])

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from offloadtune import catalogue
 from offloadtune.errors import UsageError
 from offloadtune.footprint import CUDA, GENERIC, Room, margin_of
+from offloadtune.pipeline.rigs import host_of_request, rig_of_cards
 from offloadtune.plans import PlanRequest, RuntimeBasis
+from offloadtune.speeds import HostRates, Rig
 from offloadtune.units import MIB
 
 PUBLISHED_CUDA_RUNTIME_BYTES = 330 * MIB
@@ -20,7 +22,7 @@ _USABLE_OF_APPLE_FRAC = 0.67
 """Of unified memory what Metal gives a program by default, on machines of up to 36 GB; larger ones give more."""
 
 _USABLE_WITH_ECC_FRAC = 0.935
-_ERROR_CORRECTING = {"A10", "A40", "L4", "L40", "L40S", "T4"}
+_ERROR_CORRECTING = {"A2", "A10", "A10G", "A40", "L4", "L40", "L40S", "T4"}
 """Cards whose error correction takes a sixteenth of their GDDR memory (T4: 15360 of 16384 MiB)."""
 
 
@@ -30,15 +32,22 @@ _N_DEVICES_MAX = 16  # llama_max_devices()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A room, where each device's runtime bytes come from, and what is to be said of it."""
+    """A room, where each device's runtime bytes come from, and what is to be said of it.
+
+    `rig` is what its devices and main memory do at best, None where no speed is asked for.
+    """
 
     room: Room
     bases: tuple[RuntimeBasis, ...]
     warnings: tuple[str, ...] = ()
+    rig: Rig | None = None
 
 
-def named_place(request: PlanRequest) -> Place:
-    """The room of cards by name, or of devices of a given size. Raises UnknownNameError, UsageError."""
+def named_place(request: PlanRequest, host: HostRates | None = None) -> Place:
+    """The room of cards by name, or of devices of a given size; `host` where they are in a machine that is known.
+
+    Raises UnknownNameError, UsageError.
+    """
     if not 1 <= request.n_devices <= _N_DEVICES_MAX:
         raise UsageError(f"{request.n_devices} devices cannot be planned for.", hint=f"use 1 to {_N_DEVICES_MAX}")
     n = request.n_devices
@@ -50,16 +59,18 @@ def named_place(request: PlanRequest) -> Place:
     is_cuda = prefix in {"CUDA", "ROCm"}
     runtime = PUBLISHED_CUDA_RUNTIME_BYTES if prefix == "CUDA" else 0
     basis = RuntimeBasis.PUBLISHED if prefix == "CUDA" else RuntimeBasis.UNKNOWN
+    backend, names = CUDA if is_cuda else GENERIC, tuple(f"{prefix}{i}" for i in range(n))
     room = Room(
-        names=tuple(f"{prefix}{i}" for i in range(n)),
-        backends=(CUDA if is_cuda else GENERIC,) * n,
+        names=names,
+        backends=(backend,) * n,
         free_bytes=(free,) * n,
         runtime_bytes=(runtime,) * n,
         margin_bytes=(0 if basis is RuntimeBasis.PUBLISHED else margin_of(free),) * n,
         shares=(1.0,) * n,
         available_bytes=request.ram_limit_bytes,
     )
-    return Place(room=room, bases=(basis,) * n, warnings=_unknown_size(card, request.limit_bytes))
+    rig = rig_of_cards(card, names, host or host_of_request(request), offloads_ops=backend.offloads_ops)
+    return Place(room=room, bases=(basis,) * n, warnings=_unknown_size(card, request.limit_bytes), rig=rig)
 
 
 def _unknown_size(card: catalogue.Card | None, limit_bytes: int | None) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from offloadtune import store
 from offloadtune.errors import StoreError
 from offloadtune.pipeline.rigs import rig_of_machine
 from offloadtune.records import EngineBuild, GgufFacts, Machine, Outcome, Settings, TrialResult, Visit
+from offloadtune.search import measured
 from offloadtune.speed import (
     Law,
     Laws,
@@ -35,7 +36,7 @@ _N_ALONE = 4
 """Runs of one sweep that are trusted more than older ones which contradict them."""
 
 _OUTLIERS_FRAC = 0.25
-_NOISE_LEAST = 0.01
+_NOISE_LEAST, _NOISE_DISTURBED = 0.01, 0.25
 _SIGMA_OF_MAD = 1.4826
 
 
@@ -71,13 +72,18 @@ class SpeedMemory:
             self._laws[kind] = self._solved(kind)
         return self._laws[kind][0]
 
+    def prior(self, settings: Settings | None = None) -> Laws:
+        """The same before any run."""
+        return self._prior(self._kind_of(settings or Settings()))
+
     def learn(self, result: TrialResult) -> None:
-        """Keep what the visits of a trial that count took: a run of each phase, which counts even if not stored."""
-        if result.outcome is not Outcome.OK or not any(visit.counts for visit in result.visits):
+        """Keep what a trial's visits took: a run of each phase, which counts even if it cannot be stored."""
+        if result.outcome is not Outcome.OK:
             return
         kind = self._kind_of(result.trial.settings)
-        prior = laws_of_kind(rig_of_machine(self._machine_of(kind)), is_float=is_float_file(self._facts))
-        new = [store.KeptRun(run=run, session=self._session) for run in runs_of(self._facts, prior, result)]
+        new = [store.KeptRun(run=run, session=self._session) for run in runs_of(self._facts, self._prior(kind), result)]
+        if not new:
+            return
         is_first = kind not in self._kept
         self._kept[kind] = store.merged(self._kept.get(kind, ()), new)
         self._laws.pop(kind, None)
@@ -88,11 +94,17 @@ class SpeedMemory:
 
     def _solved(self, kind: store.RunKind) -> tuple[Laws, tuple[str, ...]]:
         """The laws by the runs of `kind`, and what is to be said of these."""
-        prior = laws_of_kind(rig_of_machine(self._machine_of(kind)), is_float=is_float_file(self._facts))
+        prior = self._prior(kind)
         decode, why_decode = believed(prior.decode, self._kept.get(kind, ()))
         prefill, why_prefill = believed(prior.prefill, self._kept.get(kind, ()))
         laws = dataclasses.replace(prior, decode=decode, prefill=prefill)
         return laws, tuple(word for word in (why_decode, why_prefill) if word)
+
+    def _prior(self, kind: store.RunKind) -> Laws:
+        by_name = {device.name: device for device in self._machine.devices or ()}
+        chosen = tuple(by_name[name] for name in kind.devices if name in by_name)
+        rig = rig_of_machine(dataclasses.replace(self._machine, devices=chosen))
+        return laws_of_kind(rig, is_float=is_float_file(self._facts))
 
     def _kind_of(self, settings: Settings) -> store.RunKind:
         of_engine = tuple(device.name for device in self._machine.offload_devices)
@@ -101,12 +113,6 @@ class SpeedMemory:
             devices=of_engine if settings.devices is None else settings.devices,
             use_extra_bufts=settings.use_extra_bufts,
         )
-
-    def _machine_of(self, kind: store.RunKind) -> Machine:
-        """The machine with the devices of `kind` alone."""
-        by_name = {device.name: device for device in self._machine.devices or ()}
-        chosen = tuple(by_name[name] for name in kind.devices if name in by_name)
-        return dataclasses.replace(self._machine, devices=chosen)
 
 
 def believed(prior: Law, kept: Sequence[store.KeptRun]) -> tuple[Law, str]:
@@ -138,15 +144,20 @@ def believed(prior: Law, kept: Sequence[store.KeptRun]) -> tuple[Law, str]:
 
 
 def runs_of(facts: GgufFacts, laws: Laws, result: TrialResult) -> tuple[Run, ...]:
-    """A run of each phase: the median of the visits that count, and how far they scatter."""
-    visits = [visit for visit in result.visits if visit.counts]
+    """A run of each phase: the median of the visits that count, and how far they scatter; () where none was timed.
+
+    Disturbed visits count where there are no others, as far off as such visits are.
+    """
+    visits = measured(result.visits)
+    if not visits:
+        return ()
     settings = settings_that_ran(result)
     first = visits[0]
     n_prefix, n_new = first.n_prefix_cached, first.n_prompt_new
-    where = f"at n_gpu_layers {settings.n_gpu_layers}, n_ubatch {settings.n_ubatch}"
+    where = where_words(settings)
     step = statistics.median(map(token_s, visits))
     prompt = statistics.median(visit.ttft_s for visit in visits)
-    noise = _noise_of_steps(visits)
+    noise = max(_noise_of_steps(visits), _NOISE_LEAST if visits[0].counts else _NOISE_DISTURBED)
     return tuple(
         run_of(
             laws.of(phase),
@@ -160,6 +171,13 @@ def runs_of(facts: GgufFacts, laws: Laws, result: TrialResult) -> tuple[Run, ...
             (Phase.PREFILL, n_new, n_prefix, prompt, _noise_of(visits, noise), f"{n_prefix}+{n_new} tokens {where}"),
         )
     )
+
+
+def where_words(settings: Settings) -> str:
+    """What of the settings tells one run from another."""
+    words = f"at n_gpu_layers {settings.n_gpu_layers}, n_ubatch {settings.n_ubatch}"
+    words += f", n_cpu_moe {settings.n_cpu_moe}" if settings.n_cpu_moe else ""
+    return words + ("" if settings.op_offload else ", op_offload off")
 
 
 def settings_that_ran(result: TrialResult) -> Settings:
@@ -182,12 +200,11 @@ def depth_of_steps(visit: Visit) -> int:
 def _noise_of_steps(visits: Sequence[Visit]) -> float:
     """Standard deviation of a step, as a part of it, by its median absolute deviation."""
     steps = [step / statistics.median(visit.step_ns) for visit in visits for step in visit.step_ns]
-    return max(_NOISE_LEAST, _SIGMA_OF_MAD * statistics.median(abs(step - 1) for step in steps))
+    return _SIGMA_OF_MAD * statistics.median(abs(step - 1) for step in steps)
 
 
 def _noise_of(visits: Sequence[Visit], of_steps: float) -> float:
-    """That of a prompt; where it was read once only it is taken to be as uncertain as a step."""
-    if len(visits) < 2:
-        return of_steps
+    """That of a prompt; where it was read once only, or disturbed, no less than that of a step."""
     seconds = [visit.ttft_s for visit in visits]
-    return max(_NOISE_LEAST, statistics.stdev(seconds) / statistics.median(seconds))
+    of_prompts = statistics.stdev(seconds) / statistics.median(seconds) if len(visits) > 1 else 0.0
+    return max(of_prompts, _NOISE_LEAST if len(visits) > 1 and visits[0].counts else of_steps)

@@ -6,6 +6,7 @@ from offloadtune.report.json_values import history_json, inspect_json, recall_js
 from offloadtune.report.listing import listing_json, listing_view
 from offloadtune.report.machine import probe_json, probe_view
 from offloadtune.report.plans import plan_line_json, plan_report_json, plan_view
+from offloadtune.report.speeds import calibration_json, calibration_view, passage_words
 from offloadtune.report.standins import standin_json, standin_view
 from offloadtune.report.stored import history_view, recall_view
 from offloadtune.report.terminal import headline, inspect_view, sweep_view
@@ -23,6 +24,8 @@ from offloadtune.report.workloads import workload_json, workload_view
 __all__ = [
     "bench_json",
     "bench_view",
+    "calibration_json",
+    "calibration_view",
     "checks_json",
     "checks_view",
     "doctor_json",
@@ -37,6 +40,7 @@ __all__ = [
     "inspect_view",
     "listing_json",
     "listing_view",
+    "passage_words",
     "plan_line_json",
     "plan_report_json",
     "plan_view",

@@ -12,8 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from offloadtune.plans import DevicePlan, HostPlan, MemoryPlan, PlanReport, RuntimeBasis, Tier
+from offloadtune.records import Basis
 from offloadtune.report.words import printable
-from offloadtune.units import format_bytes
+from offloadtune.speeds import Figure, Gain, Prediction
+from offloadtune.units import format_bytes, format_seconds, format_tok_per_s
 
 _BAR_CELLS = 40
 _N_ROWS_SHOWN = 12
@@ -39,6 +41,13 @@ _BASES = {
     RuntimeBasis.PUBLISHED: " by published logs",
     RuntimeBasis.UNKNOWN: "runtime unknown until a sweep has run on it",
 }
+_SPEED_BASES = {
+    Basis.CATALOGUE: "from the catalogue",
+    Basis.CALIBRATED: "calibrated by runs on this machine",
+    Basis.MEASURED: "measured on this machine",
+}
+_N_GAINS_SHOWN = 3
+_FRAC_WORTH_SAYING = 0.01
 _UNKNOWN = "Whether it fits is not known: name a card with --card, or memory with --vram-limit and --ram-limit."
 
 
@@ -72,6 +81,8 @@ def plan_view(report: PlanReport) -> RenderableType:
         *_verdict(report),
         Text(),
         *_bars(rows),
+        *_speed(plan.prediction),
+        *_gains(report.gains),
         *_costs(report),
         *_rows_table(report),
         *_notes(report),
@@ -96,7 +107,82 @@ def plan_json(plan: MemoryPlan) -> dict[str, Any]:
         "quantisation": plan.quantisation,
         "target": plan.target.value,
         "settings": dataclasses.asdict(plan.settings),
+        "prediction": None if plan.prediction is None else prediction_json(plan.prediction),
     }
+
+
+def prediction_json(prediction: Prediction) -> dict[str, Any]:
+    """Figures with the range that holds the truth in 90 of 100 cases, and bounds that are null where none is known."""
+    return {
+        "decode_tok_per_s": _figure_json(prediction.decode_tok_per_s),
+        "prefill_tok_per_s": _figure_json(prediction.prefill_tok_per_s),
+        "ttft_s": _figure_json(prediction.ttft_s),
+        "bound_tok_per_s": prediction.bound_tok_per_s,
+        "bound_prefill_tok_per_s": prediction.bound_prefill_tok_per_s,
+        "n_prompt_tokens": prediction.n_prompt_tokens,
+        "depth": prediction.depth,
+        "decode_depth": prediction.decode_depth,
+        "words": list(prediction.words),
+    }
+
+
+def _speed(prediction: Prediction | None) -> Iterator[RenderableType]:
+    """Decode, prefill and the first token: each expected value, where it lies in 90 of 100 cases, and its bound."""
+    if prediction is None:
+        return
+    decode, prefill, ttft = prediction.decode_tok_per_s, prediction.prefill_tok_per_s, prediction.ttft_s
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("", "expected", "90 % range", "at most"):
+        table.add_column(title, justify="left" if not title else "right")
+    at = f" at {prediction.decode_depth} tokens" if prediction.decode_depth else ""
+    after = f" after {prediction.depth}" if prediction.depth else ""
+    prompt = f"prefill of {prediction.n_prompt_tokens} tokens{after}"
+    table.add_row(f"decode{at}", *_rate_cells(decode), _bound(prediction.bound_tok_per_s))
+    table.add_row(prompt, *_rate_cells(prefill), _bound(prediction.bound_prefill_tok_per_s))
+    low, high = format_seconds(ttft.low), format_seconds(ttft.high)
+    table.add_row("time to first token", format_seconds(ttft.value), f"{low} to {high}", "")
+    yield Text()
+    yield Text("Speed", style="bold").append(f", {_basis(decode, prefill)}", style="not bold")
+    yield table
+    yield from (Text(f"- {printable(sentence)}") for sentence in prediction.words)
+
+
+def _rate_cells(figure: Figure) -> tuple[str, str]:
+    low = format_tok_per_s(_modest(figure.low)).partition(" ")[0]
+    return format_tok_per_s(_modest(figure.value)), f"{low} to {format_tok_per_s(_modest(figure.high))}"
+
+
+def _bound(tok_per_s: float | None) -> str:
+    return "unknown" if tok_per_s is None else format_tok_per_s(_modest(tok_per_s))
+
+
+def _modest(value: float) -> float:
+    """Three digits of it, which is more than anyone knows."""
+    return float(f"{value:.3g}")
+
+
+def _basis(decode: Figure, prefill: Figure) -> str:
+    if decode.basis is prefill.basis is Basis.CATALOGUE:
+        return f"{_SPEED_BASES[decode.basis]}: nobody measured this machine"
+    if decode.basis is prefill.basis:
+        return _SPEED_BASES[decode.basis]
+    return f"decode {_SPEED_BASES[decode.basis]}, prefill {_SPEED_BASES[prefill.basis]}"
+
+
+def _gains(gains: Sequence[Gain]) -> Iterator[Text]:
+    if not gains:
+        return
+    yield Text()
+    yield Text("What would help most", style="bold")
+    for gain in gains[:_N_GAINS_SHOWN]:
+        sooner = f"first token {abs(gain.ttft_frac):.0%} {'sooner' if gain.ttft_frac > 0 else 'later'}"
+        parts = [f"decode {gain.decode_frac:+.0%}"] if abs(gain.decode_frac) >= _FRAC_WORTH_SAYING else []
+        parts += [sooner] if abs(gain.ttft_frac) >= _FRAC_WORTH_SAYING else []
+        yield Text(f"- {printable(gain.what)}: {', '.join(parts)}")
+
+
+def _figure_json(figure: Figure) -> dict[str, Any]:
+    return {"value": figure.value, "low": figure.low, "high": figure.high, "basis": figure.basis.value}
 
 
 def plan_report_json(report: PlanReport) -> dict[str, Any]:
@@ -107,6 +193,7 @@ def plan_report_json(report: PlanReport) -> dict[str, Any]:
         "context_cost_bytes_per_4096": report.context_cost_bytes,
         "measured_peak_bytes": dict(report.measured),
         "by_n_gpu_layers": [dataclasses.asdict(row) for row in report.rows],
+        "gains": [dataclasses.asdict(gain) for gain in report.gains],
     }
 
 

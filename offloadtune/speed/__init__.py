@@ -2,12 +2,15 @@
 
 terms       settings and a prompt -> bytes, operations and counts of each term
 law         coefficients and how well they are known; runs teach them
-priors      what is believed of machines of a kind before any run: fitted on published records
+priors      what is believed of a rig before any run on it
+constants   the numbers that priors are made of, fitted on published records
 predicting  both phases together -> seconds, tokens a second, intervals
 bounds      the roofline: what no run can exceed
+gains       what more of a machine, or less to read, would bring
 """
 
 from offloadtune.speed.bounds import least_seconds
+from offloadtune.speed.gains import Turn, best_first, gain_of, next_quant_down, turn_of
 from offloadtune.speed.law import Law, calibrated, contradiction, misses, residuals_of, run_of
 from offloadtune.speed.predicting import (
     N_PROMPT_USUAL,
@@ -29,20 +32,25 @@ __all__ = [
     "Laws",
     "Predictions",
     "Term",
+    "Turn",
     "Work",
     "amounts_for",
     "amounts_of",
+    "best_first",
     "calibrated",
     "contradiction",
+    "gain_of",
     "is_float_file",
     "laws_of",
     "laws_of_kind",
     "least_seconds",
     "misses",
+    "next_quant_down",
     "predict",
     "predict_many",
     "prior_of",
     "residuals_of",
     "run_of",
     "terms_of",
+    "turn_of",
 ]

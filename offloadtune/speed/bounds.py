@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from offloadtune.speed.terms import Floats, terms_of
-from offloadtune.speeds import Phase, Rig
+from offloadtune.speeds import DeviceRates, Phase, Rig
 
 _CACHED_TIMES = 2.0
 """A place with less than so many times its largest cache may be read from there."""
@@ -38,10 +38,15 @@ def least_seconds(phase: Phase, amounts: Floats, rig: Rig) -> Floats:
             n_bytes = n_bytes + row[f"{place}.cache"] + row[f"{place}.plain_cache"]
         seconds = n_bytes / peak if peak else np.where(n_bytes > 0, np.nan, 0.0)
         seconds = np.where((n_bytes > 0) & (n_bytes < _CACHED_TIMES * (cache or 0)), np.nan, seconds)
-        flop_peak = None if place == "host" else rig.devices[int(place)].flop_per_s
+        flop_peak = None if place == "host" else _peak_of(rig.devices[int(place)])
         if phase is Phase.PREFILL and flop_peak:
             seconds = np.maximum(seconds, (row[f"{place}.flop"] + row[f"{place}.attention"]) / flop_peak)
         total = total + seconds
     link_peak = rig.devices[0].link_bytes_per_s if rig.devices else None
     streamed = sum(row[name] for name in ("link", "link_pinned", "link_pageable") if name in row)
     return total + (streamed / link_peak if link_peak else 0.0)
+
+
+def _peak_of(device: DeviceRates) -> float | None:
+    """Products a second in whichever precision is faster: llama.cpp multiplies quantised weights as 8-bit numbers."""
+    return max(device.flop_per_s or 0.0, device.int8_op_per_s or 0.0) or None

@@ -11,7 +11,9 @@ together, their means and their covariance: first by a prior for machines of the
     sum over runs of ((predicted - measured) / (measured x noise))^2  +  d' C^-1 d
 
 with C the prior's covariance as parts of its means, and d how far each coefficient is from its mean: theta / mean - 1
-below it, log(theta / mean) above.
+below it, log(theta / mean) above. Where d' C^-1 d is more than the runs' number warrants, the prior is wrong here (a
+device that nobody knows), and C is widened until it is not, for all that a place does together: where reading weights
+takes a hundred times as long as believed, so may reading the cache.
 """
 
 from __future__ import annotations
@@ -42,8 +44,14 @@ _N_PRIOR_RUNS = 4
 _ENOUGH_TIMES = 3.0
 """Terms are known well enough when together they are no more uncertain than so many times the law itself."""
 
+WIDEST_SPREAD = 3.0
+"""An interval that ends a hundred times as far says all that there is to say."""
+
 _TINY = 1e-12
+_MOST_DOUBT, _N_DOUBTS = 100.0, 6
+_TOGETHER_FRAC = 0.8
 _N_STEPS_MOST = 50
+_N_PIVOTS_MOST = 1000
 _STEP = 10.0
 """A coefficient changes by no more than so many times in a step."""
 
@@ -82,7 +90,8 @@ class Law:
 
     def interval(self, amounts: Floats) -> tuple[Floats, Floats, Floats]:
         """Seconds expected, and between which they lie in 90 of 100 cases; alike in ratio above and below."""
-        seconds, factor = self.seconds(amounts), np.exp(N_SIGMA_90 * self.spread_frac(amounts))
+        spread = np.minimum(self.spread_frac(amounts), WIDEST_SPREAD)
+        seconds, factor = self.seconds(amounts), np.exp(N_SIGMA_90 * spread)
         return seconds, seconds / factor, seconds * factor
 
     def figure(self, amounts: Floats, n_tokens: float) -> Figure:
@@ -125,7 +134,10 @@ def calibrated(prior: Law, runs: Sequence[Run]) -> Law:
     rows = np.stack([amounts_of_run(prior, run) / run.seconds for run in runs])
     noise = np.array([math.hypot(prior.calibrated_noise_frac, run.noise_frac) for run in runs])
     weighted = rows / noise[:, None]
-    mean, covariance = _solved(prior, weighted, 1.0 / noise)
+    doubt = _MOST_DOUBT
+    for _ in range(_N_DOUBTS):
+        mean, covariance = _solved(_doubted(prior, doubt), weighted, 1.0 / noise)
+        doubt = max(1.0, (_N_PRIOR_RUNS + _strain(prior, mean)) / (_N_PRIOR_RUNS + len(runs)))
     residuals = weighted @ mean - 1.0 / noise
     n_learnt = float(np.einsum("ij,jk,ik->", weighted, covariance, weighted))  # of what the runs say, used up by now
     scale = (_N_PRIOR_RUNS + float(residuals @ residuals)) / (_N_PRIOR_RUNS + len(runs) - n_learnt)
@@ -175,20 +187,52 @@ def _solved(prior: Law, rows: Floats, ones: Floats) -> tuple[Floats, Floats]:
     """
     from scipy.optimize import nnls  # noqa: PLC0415 - half a second to load, and most laws are never solved
 
-    size = np.maximum(prior.mean, _TINY * np.max(prior.mean))
-    whitened = np.linalg.inv(_root(prior.covariance / np.outer(size, size)))
+    size = _sizes(prior)
+    whitened = _whitening(prior)
     relative = np.full(len(size), float(np.median(ones / np.maximum(rows @ size, _TINY))))
     for _ in range(_N_STEPS_MOST):
         above = relative > 1
         slope = np.where(above, 1 / np.maximum(relative, 1), 1.0)
-        beyond = np.where(above, np.log(np.maximum(relative, 1)), relative - 1)
+        target = whitened @ (slope * relative - _beyond(relative))
         design = np.vstack([rows * size, whitened * slope])
-        before, (relative, _) = relative, nnls(design, np.concatenate([ones, whitened @ (slope * relative - beyond)]))
-        relative = np.clip(relative, before / _STEP * above, np.maximum(before, 1) * _STEP)
+        try:
+            found, _ = nnls(design, np.concatenate([ones, target]), maxiter=_N_PIVOTS_MOST)
+        except RuntimeError:  # it goes in circles between coefficients that hardly matter
+            break
+        before, relative = relative, np.clip(found, relative / _STEP * above, np.maximum(relative, 1) * _STEP)
         if np.allclose(relative, before, rtol=1e-3, atol=1e-6):
             break
     covariance = np.linalg.inv(design.T @ design)  # a coefficient held at 0 stays as uncertain as if it were free
     return relative * size, covariance * np.outer(size, size)
+
+
+def _doubted(prior: Law, doubt: float) -> Law:
+    """`prior` believed less: what is unknown of a place is then mostly one thing, how fast it is altogether."""
+    width = np.sqrt(np.diag(prior.covariance))
+    places = np.array([term.place or term.kind for term in prior.terms])
+    together = np.where(places[:, None] == places, _TOGETHER_FRAC, 0.0) + (1 - _TOGETHER_FRAC) * np.eye(len(width))
+    covariance = prior.covariance + (doubt - 1) * together * np.outer(width, width)
+    return dataclasses.replace(prior, covariance=covariance)
+
+
+def _strain(prior: Law, mean: Floats) -> float:
+    """How far coefficients are from the prior's, squared and in its standard deviations."""
+    away = _whitening(prior) @ _beyond(mean / _sizes(prior))
+    return float(away @ away)
+
+
+def _beyond(relative: Floats) -> Floats:
+    """How far coefficients are from what was believed, as parts of it."""
+    return np.where(relative > 1, np.log(np.maximum(relative, 1)), relative - 1)
+
+
+def _sizes(prior: Law) -> Floats:
+    return np.maximum(prior.mean, _TINY * np.max(prior.mean))
+
+
+def _whitening(prior: Law) -> Floats:
+    size = _sizes(prior)
+    return np.asarray(np.linalg.inv(_root(prior.covariance / np.outer(size, size))))
 
 
 def _root(covariance: Floats) -> Floats:

@@ -1,153 +1,168 @@
 """What is believed of a machine before any run on it: coefficients from what makers say, and how far off they may be.
 
+    coefficient = unit / share  or  unit x time,    unit = 1 / peak of what the term uses, or 1 for counts
+
 A device reads weights at a share of its memory's bandwidth, pays a fixed time a block, and computes at a share of its
-peak; the shares are those of its family, fitted on published speeds (benchmarks/speed_records.py, which prints how
-well they do on sources they were not fitted on). Where nobody says what a device or the memory does, a typical figure
-stands, and the interval shows that it is one.
+peak; the shares and times are those of its family (constants.py). A family of which nothing was published has the
+values of all, and a wider interval. Where nobody says what a device or the memory does, a typical figure stands, and
+the interval shows that it is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from offloadtune.speed.constants import CONSTANTS, Constant
 from offloadtune.speed.law import Law
 from offloadtune.speed.terms import Term, terms_of
 from offloadtune.speeds import DeviceRates, HostRates, Phase, Rig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Shares of the peaks that llama.cpp reaches on cards of one family, and seconds a block takes besides.
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """A term's coefficient before its constant is known: `unit` seconds per amount at a share of 1, or times seconds.
 
-    `read_frac` of the memory's bandwidth when decoding; `quantised_frac` and `float_frac` of the peak of
-    half-precision products when reading prompts; `block_s` for each block of one decode step.
+    `width` is what the unit itself may be off by.
     """
 
-    read_frac: float = 0.80
-    block_s: float = 70e-6
-    quantised_frac: float = 0.30
-    float_frac: float = 0.40
+    term: Term
+    constant: str
+    family: str
+    unit: float
+    width: float = 0.0
 
 
-FAMILIES = {
-    "": Family(),
-    "ampere": Family(read_frac=0.87, block_s=90e-6, quantised_frac=0.35, float_frac=0.42),
-    "ada": Family(read_frac=0.88, block_s=80e-6, quantised_frac=0.30, float_frac=0.35),
-    "blackwell": Family(read_frac=0.85, block_s=60e-6, quantised_frac=0.48, float_frac=0.45),
-    "ampere_hbm": Family(read_frac=0.70, block_s=120e-6, quantised_frac=0.30, float_frac=0.30),
-    "hopper": Family(read_frac=0.75, block_s=150e-6, quantised_frac=0.14, float_frac=0.18),
-    "apple": Family(read_frac=0.88, block_s=76e-6, quantised_frac=0.54, float_frac=0.65),
-}
+_NOISE_FRAC = {Phase.DECODE: 0.05, Phase.PREFILL: 0.08}
+"""The law's own error with all coefficients known: what is left of a card with many published speeds."""
+
+_CALIBRATED_NOISE_FRAC = {Phase.DECODE: 0.02, Phase.PREFILL: 0.04}
+"""What is left of published sweeps after two of their points."""
 
 _TYPICAL_READ = 400e9
 _TYPICAL_FLOP = 80e12
 _TYPICAL_LINK = 16e9
 _TYPICAL_RAM = 60e9
+_TYPICAL_CORES = 8
+FLOAT_READS_FASTER = 1.07
+"""Weights that need no unpacking are read at so much more of the bandwidth."""
+
+_PAGEABLE_AT_MOST = 32e9
+"""Whatever the link: memory that is not pinned is copied by the CPU first."""
+
 _WIDTH_TYPICAL = 0.6
 """Of what nobody says: the truth may be twice as much, or half."""
 
-_HOST_FLOP = 25e9
-"""Of one core reading quantised prompts."""
 
-
-def prior_of(phase: Phase, rig: Rig, *, is_float: bool = False) -> Law:
+def prior_of(phase: Phase, rig: Rig, *, is_float: bool = False, constants: Mapping[str, Constant] | None = None) -> Law:
     """The law of `rig` before any run; `is_float` for weights that are not quantised."""
+    constants = CONSTANTS if constants is None else constants
     terms = terms_of(phase, len(rig.devices))
-    beliefs = {term.name: belief for term, belief in _beliefs(phase, rig, is_float=is_float)}
-    mean = np.array([beliefs[term.name][0] for term in terms])
-    width = np.array([beliefs[term.name][1] for term in terms])
+    found = {belief.term.name: _coefficient(belief, constants) for belief in beliefs_of(phase, rig, is_float=is_float)}
+    mean = np.array([found[term.name][0] for term in terms])
+    width = np.array([found[term.name][1] for term in terms])
     return Law(
         phase=phase,
         terms=terms,
         mean=mean,
         covariance=np.diag((mean * width) ** 2),
-        noise_frac=0.05,
-        calibrated_noise_frac=0.03,
+        noise_frac=_NOISE_FRAC[phase],
+        calibrated_noise_frac=_CALIBRATED_NOISE_FRAC[phase],
     )
 
 
-_Belief = tuple[float, float]
-"""Seconds per unit, and their relative standard deviation."""
+def _coefficient(belief: Belief, constants: Mapping[str, Constant]) -> tuple[float, float]:
+    """Seconds per amount, and their relative standard deviation."""
+    constant = constants[belief.constant]
+    value, width = constant.of(belief.family)
+    return belief.unit / value if constant.is_share else belief.unit * value, math.hypot(width, belief.width)
 
 
-def _beliefs(phase: Phase, rig: Rig, *, is_float: bool) -> Iterator[tuple[Term, _Belief]]:
+def beliefs_of(phase: Phase, rig: Rig, *, is_float: bool) -> Iterator[Belief]:
+    """Which constant each term has, and its unit on this rig."""
     for i, device in enumerate(rig.devices):
-        of_device = _decode_of(device) if phase is Phase.DECODE else _prefill_of(device, is_float=is_float)
-        yield from ((Term(str(i), kind), belief) for kind, belief in of_device.items())
-    of_host = _decode_on_host(rig.host) if phase is Phase.DECODE else _prefill_on_host(rig.host)
-    yield from ((Term("host", kind), belief) for kind, belief in of_host.items())
-    link = rig.devices[0].link_bytes_per_s if rig.devices else None
-    per_byte = 1.0 / (link or _TYPICAL_LINK)
-    width = 0.2 if link else _WIDTH_TYPICAL
-    rest: dict[str, _Belief] = {
-        "link": (per_byte / 0.75, width),
-        "link_pinned": (per_byte / 0.78, width),
-        "link_pageable": (per_byte / 0.5, width + 0.1),
-        "handovers": (80e-6, 0.5),
-        "mixed": (1e-3, 0.8),
-        "streamed_blocks": (100e-6, 0.7),
-        "steps": (300e-6, 0.7),
-        "ubatches": (500e-6, 0.7),
-        "prompts": (1e-3, 0.7),
+        yield from (_decode_of if phase is Phase.DECODE else _prefill_of)(str(i), device, is_float=is_float)
+    yield from (_decode_on_host if phase is Phase.DECODE else _prefill_on_host)(rig.host)
+    device = rig.devices[0] if rig.devices else DeviceRates(name="")
+    family = device.family
+    link, width = _unit(device.link_bytes_per_s, _TYPICAL_LINK)
+    copies = device.name.startswith("Vulkan")  # in pieces, through a buffer of its own, whatever the memory
+    rest = {
+        "link": ("link", link, width),
+        "handovers": ("handover", 1.0, 0.0),
+        "mixed": ("mixed" if phase is Phase.DECODE else "mixed_ubatch", 1.0, 0.0),
+        "steps": ("step", 1.0, 0.0),
+        "link_pinned": ("vulkan_copy" if copies else "pinned", link, width),
+        "link_pageable": ("vulkan_copy" if copies else "pageable", max(link, 1.0 / _PAGEABLE_AT_MOST), width),
+        "streamed_blocks": ("streamed_block", 1.0, 0.0),
+        "ubatches": ("ubatch", 1.0, 0.0),
+        "prompts": ("prompt", 1.0, 0.0),
     }
-    yield from ((Term("", kind), belief) for kind, belief in rest.items())
+    known = {term.kind for term in terms_of(phase, 0) if not term.place}
+    for kind, (constant, unit, off) in rest.items():
+        if kind in known:
+            yield Belief(Term("", kind), constant, family, unit, off)
 
 
-def _decode_of(device: DeviceRates) -> dict[str, _Belief]:
-    family = FAMILIES.get(device.family, FAMILIES[""])
-    per_byte = 1.0 / (device.read_bytes_per_s or _TYPICAL_READ)
-    width = 0.08 if device.read_bytes_per_s else _WIDTH_TYPICAL
-    return {
-        "weights": (per_byte / family.read_frac, width),
-        "cache": (per_byte / 0.7, width + 0.2),
-        "plain_cache": (per_byte / 0.3, width + 0.3),
-        "blocks": (family.block_s, 0.3),
-    }
+def _unit(peak: float | None, typical: float) -> tuple[float, float]:
+    return (1.0 / peak, 0.0) if peak else (1.0 / typical, _WIDTH_TYPICAL)
 
 
-def _prefill_of(device: DeviceRates, *, is_float: bool) -> dict[str, _Belief]:
-    family = FAMILIES.get(device.family, FAMILIES[""])
-    per_flop = 1.0 / (device.flop_per_s or _TYPICAL_FLOP)
-    width = 0.2 if device.flop_per_s else _WIDTH_TYPICAL
-    per_byte = 1.0 / (device.read_bytes_per_s or _TYPICAL_READ)
-    return {
-        "flop": (per_flop / (family.float_frac if is_float else family.quantised_frac), width),
-        "attention": (per_flop / 0.25, width + 0.3),
-        "plain_attention": (per_flop / 0.08, width + 0.3),
-        "weights": (per_byte / 0.5, 0.5),
-        "blocks": (60e-6, 0.5),
-    }
+def peak_of(device: DeviceRates, *, is_float: bool) -> float | None:
+    """Operations a second of the products that reading prompts is made of: of 8-bit ones, unless weights are floats.
+
+    A card without fast halves multiplies floats in single precision, a quarter of its 8-bit rate.
+    """
+    int8 = (device.int8_op_per_s or 0.0) / (4 if is_float else 2)
+    return max(device.flop_per_s or 0.0, int8) or None
 
 
-def _read_per_byte(host: HostRates) -> _Belief:
+def _decode_of(place: str, device: DeviceRates, *, is_float: bool) -> Iterator[Belief]:
+    read, width = _unit(device.read_bytes_per_s, _TYPICAL_READ)
+    family = device.family
+    yield Belief(Term(place, "weights"), "read", family, read / (FLOAT_READS_FASTER if is_float else 1.0), width)
+    yield Belief(Term(place, "cache"), "cache", family, read, width)
+    yield Belief(Term(place, "plain_cache"), "plain_cache", family, read, width)
+    yield Belief(Term(place, "blocks"), "block", family, 1.0)
+
+
+def _prefill_of(place: str, device: DeviceRates, *, is_float: bool) -> Iterator[Belief]:
+    flop, width = _unit(peak_of(device, is_float=is_float), _TYPICAL_FLOP)
+    read, width_read = _unit(device.read_bytes_per_s, _TYPICAL_READ)
+    family = device.family
+    yield Belief(Term(place, "flop"), "compute_float" if is_float else "compute", family, flop, width)
+    yield Belief(Term(place, "attention"), "attention", family, flop, width)
+    # without flash attention the scores go to memory and back
+    yield Belief(Term(place, "plain_attention"), "plain_attention", family, read, width_read)
+    yield Belief(Term(place, "weights"), "reread_float" if is_float else "reread", family, read, width_read)
+    yield Belief(Term(place, "activations"), "pass", family, read, width_read)
+    yield Belief(Term(place, "blocks"), "ubatch_block", family, 1.0)
+
+
+def _host_read(host: HostRates) -> tuple[str, float, float]:
     if host.read_bytes_per_s:
-        return 1.0 / (0.9 * host.read_bytes_per_s), 0.2
-    if host.peak_bytes_per_s:
-        return 1.0 / (0.65 * host.peak_bytes_per_s), 0.25
-    return 1.0 / (0.65 * _TYPICAL_RAM), _WIDTH_TYPICAL
+        return "host_read_measured", 1.0 / host.read_bytes_per_s, 0.0
+    unit, width = _unit(host.peak_bytes_per_s, _TYPICAL_RAM)
+    return "host_read", unit, width
 
 
-def _decode_on_host(host: HostRates) -> dict[str, _Belief]:
-    per_byte, width = _read_per_byte(host)
-    return {
-        "weights": (per_byte, width),
-        "cache": (per_byte * 4.0, width + 0.5),
-        "plain_cache": (per_byte * 4.0, width + 0.5),
-        "blocks": (20e-6, 0.7),
-    }
+def _decode_on_host(host: HostRates) -> Iterator[Belief]:
+    constant, read, width = _host_read(host)
+    yield Belief(Term("host", "weights"), constant, "", read, width)
+    yield Belief(Term("host", "cache"), "host_cache", "", read, width)
+    yield Belief(Term("host", "plain_cache"), "host_plain_cache", "", read, width)
+    yield Belief(Term("host", "blocks"), "host_block", "", 1.0)
 
 
-def _prefill_on_host(host: HostRates) -> dict[str, _Belief]:
-    per_byte, width = _read_per_byte(host)
-    per_flop = 1.0 / (_HOST_FLOP * (host.n_cores or 8))
-    width_flop = 0.6 if host.n_cores else 0.9
-    return {
-        "flop": (per_flop, width_flop),
-        "attention": (per_flop * 2.0, width_flop + 0.3),
-        "plain_attention": (per_flop * 2.0, width_flop + 0.3),
-        "weights": (per_byte, width + 0.3),
-        "blocks": (50e-6, 0.7),
-    }
+def _prefill_on_host(host: HostRates) -> Iterator[Belief]:
+    _, read, width_read = _host_read(host)
+    flop, width = (1.0 / host.n_cores, 0.0) if host.n_cores else (1.0 / _TYPICAL_CORES, _WIDTH_TYPICAL)
+    yield Belief(Term("host", "flop"), "host_compute", "", flop, width)
+    yield Belief(Term("host", "attention"), "host_attention", "", flop, width)
+    yield Belief(Term("host", "plain_attention"), "host_attention", "", flop, width)
+    yield Belief(Term("host", "weights"), "host_reread", "", read, width_read)
+    yield Belief(Term("host", "activations"), "host_pass", "", read, width_read)
+    yield Belief(Term("host", "blocks"), "host_ubatch_block", "", 1.0)

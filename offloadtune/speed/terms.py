@@ -7,8 +7,9 @@ cache (in steps of 256, a window's at most):
     decode    weights W u_E(B), cache B (K + V bytes of n cells), blocks, for each device and the host;
               link: cache of blocks on devices that is kept in main memory; handovers between backends
     prefill   for each of ceil(N / u) ubatches of m tokens: flop 2 P m, attention 2 n_head (d_k + d_v) m n,
-              weights W u_E(m), blocks; link: weights of host blocks, where a device works for the host (op offload,
-              from 32 tokens on), and the cache of those blocks
+              weights W u_E(m^0.6), activations 6 flop / n_embd, blocks; link: weights of host blocks, where a device
+              works for the host (op offload, from 32 tokens on), and the cache of those blocks, whose attention the
+              device computes too
 
 A sequence or prompt asks for one output, so the output layer computes once a prompt and once a sequence and step.
 Sources: ggml-backend.cpp (splits, copies of inputs), llama-context.cpp (ubatches, outputs), llama-kv-cache.cpp (cells).
@@ -35,33 +36,51 @@ Floats = NDArray[np.float64]
 N_AT_ONCE = 5_000
 """Queries whose arrays stay in the processor's cache."""
 
+_PROMPT_VARIETY = 0.6
+"""m tokens of one prompt ask for as many experts as m^0.6 tokens of unrelated texts would: neighbours ask for the same.
+
+By prompts of 256 to 8192 tokens in gpt-oss-120b whose experts were copied to an RTX 3090 (benchmarks/data).
+"""
+
+_BYTES_PASSED = 6.0
+"""Between the products of a token, an operation, times the model's width: about as many values as weights by that
+width, each of 4 bytes, written once and read twice, where a weight is two operations."""
+
+_STEPS_OF_EXPERTS = 0.8
+_STEPS_OF_STATE = 0.5
+"""How many more kernels than a plain block's, as a part of them, a block with experts starts, and a recurrent one.
+
+By decode of gpt-oss, Qwen 3.5 to 3.8 and others beside plain models on the same cards (benchmarks/data).
+"""
+
 _OF_PLACE = {
     Phase.DECODE: ("weights", "cache", "plain_cache", "blocks"),
-    Phase.PREFILL: ("flop", "attention", "plain_attention", "weights", "blocks"),
+    Phase.PREFILL: ("flop", "attention", "plain_attention", "weights", "activations", "blocks"),
 }
 _OF_ALL = {
     Phase.DECODE: ("link", "handovers", "mixed", "steps"),
     Phase.PREFILL: ("link_pinned", "link_pageable", "streamed_blocks", "mixed", "ubatches", "prompts"),
 }
 _UNITS = {"flop": "flop", "attention": "flop", "plain_attention": "flop"} | dict.fromkeys(
-    ("weights", "cache", "plain_cache", "link", "link_pinned", "link_pageable"), "bytes"
+    ("weights", "cache", "plain_cache", "activations", "link", "link_pinned", "link_pageable"), "bytes"
 )
 
 _WORDS = {
     "weights": "reading the weights",
     "cache": "reading the cache",
     "plain_cache": "reading the cache without flash attention",
-    "blocks": "the blocks",
+    "blocks": "each block besides",
     "flop": "multiplying the weights",
     "attention": "attention",
+    "activations": "passing values from product to product",
     "plain_attention": "attention without flash attention",
     "link": "fetching the cache from main memory",
-    "handovers": "handing over between devices",
+    "handovers": "each handing over between devices",
     "mixed": "splitting the blocks over host and devices",
     "steps": "each token besides",
     "link_pinned": "copying weights to the device",
     "link_pageable": "copying mapped weights to the device",
-    "streamed_blocks": "blocks computed by the device for the host",
+    "streamed_blocks": "each block computed by the device for the host",
     "ubatches": "each ubatch besides",
     "prompts": "each prompt besides",
 }
@@ -83,10 +102,15 @@ class Term:
         return _UNITS.get(self.kind, "count")
 
     @property
+    def what(self) -> str:
+        """What takes the time, wherever it is done."""
+        return _WORDS[self.kind]
+
+    @property
     def words(self) -> str:
-        """What it is, as the subject of a sentence."""
+        """What takes the time and where, as the subject of a sentence."""
         where = {"": "", "host": " of the host"}.get(self.place, f" of device {self.place}")
-        return f"{_WORDS[self.kind]}{where}"
+        return f"{self.what}{where}"
 
 
 def terms_of(phase: Phase, n_devices: int) -> tuple[Term, ...]:
@@ -194,10 +218,13 @@ class Placed:
             cache = n_seq * self._cache_bytes(share, cells)
             link, kept_back = link + cache * self.is_away, kept_back + cache * ~self.attends_on_device
             here = cache * self.attends_on_device
-            rows += [self._weights(share, touched), here * flash, here * ~flash, share.n_blocks + share.has_output]
+            rows += [self._weights(share, touched), here * flash, here * ~flash, share.n_steps + share.has_output]
             rows[-4] = rows[-4] + share.has_output * self.blocks.output_bytes
-        weights = self._weights(self.host, touched) + self.host.has_output * self.blocks.output_bytes
-        cache = (n_seq * self._cache_bytes(self.host, cells) + kept_back) * work.slower_memory
+        # the CPU passes over masked cells, and reads recurrent states as it reads weights
+        states = 2.0 * n_seq * self.host.state_bytes
+        weights = self._weights(self.host, touched) + self.host.has_output * self.blocks.output_bytes + states
+        seen = np.where(flash, work.depth + 1, cells)
+        cache = (n_seq * self._cache_bytes(self.host, seen) - states + kept_back) * work.slower_memory
         rows += [weights * work.slower_memory, cache * flash, cache * ~flash, self.host.n_blocks]
         return np.stack([*rows, link, self.handovers, self.mixed, np.ones_like(n_seq)])
 
@@ -221,15 +248,14 @@ class Placed:
 
     def _ubatch(self, n_tokens: Floats, n_cells: Floats, work: Work) -> Floats:
         """The amounts of one ubatch whose tokens see `n_cells` on average, all but what counts ubatches and prompts."""
-        touched, flash, cells = self._touched(n_tokens), self.grid.flash, _pad_256(n_cells)
+        touched, flash, cells = self._touched(n_tokens**_PROMPT_VARIETY), self.grid.flash, _pad_256(n_cells)
         is_lent = self.is_lent & (n_tokens >= N_TOKENS_OFFLOADED)
-        is_lent_attention = is_lent & flash
         attends = [self._attention(share, n_tokens, n_cells) for share in self.devices]
         host_attends = self._attention(self.host, n_tokens, n_cells)
         host_flop, host_weights = n_tokens * self.host.flop, self._weights(self.host, touched)
         link = is_lent * host_weights
-        if is_lent_attention.any():
-            link = link + is_lent_attention * self._cache_bytes(self.host, cells)
+        if is_lent.any():  # without flash attention V lies transposed, and goes with the whole context's rows
+            link = link + is_lent * self._cache_bytes(self.host, cells, np.where(flash, cells, self.grid.n_cells))
         if self.is_away.any():
             link = link + self.is_away * sum(self._cache_bytes(share, cells) for share in self.devices)
         rows: list[Floats] = []
@@ -238,12 +264,15 @@ class Placed:
             attention_here = attention * self.attends_on_device
             if i == 0:  # the one that works for the host
                 flop, weights = flop + is_lent * host_flop, weights + is_lent * host_weights
-                attention_here = attention_here + is_lent_attention * host_attends
-            rows += [flop, attention_here * flash, attention_here * ~flash, weights, share.n_blocks]
-        on_host = host_attends * ~is_lent_attention + sum(attends) * ~self.attends_on_device
+                attention_here = attention_here + is_lent * host_attends
+            passed = flop * self.blocks.bytes_passed
+            rows += [flop, attention_here * flash, attention_here * ~flash, weights, passed, share.n_steps]
+        on_host = host_attends * ~is_lent + sum(attends) * ~self.attends_on_device
         on_host = on_host * work.slower_compute
-        rows += [host_flop * ~is_lent * work.slower_compute, on_host * flash, on_host * ~flash]
-        rows += [host_weights * ~is_lent * work.slower_memory, self.host.n_blocks * ~is_lent]
+        host_flop = host_flop * ~is_lent
+        rows += [host_flop * work.slower_compute, on_host * flash, on_host * ~flash]
+        passed = host_flop * self.blocks.bytes_passed * work.slower_memory
+        rows += [host_weights * ~is_lent * work.slower_memory, passed, self.host.n_blocks * ~is_lent]
         return np.stack([*rows, link * work.is_pinned, link * ~work.is_pinned, self.host.n_blocks * is_lent])
 
     def _touched(self, n_tokens: Floats) -> Floats | float:
@@ -254,12 +283,17 @@ class Placed:
         """Bytes of the blocks of a place that are read."""
         return share.dense_bytes + touched * share.expert_bytes
 
-    def _cache_bytes(self, share: _Share, n_cells: Ints) -> Floats:
-        """Bytes of cache that one sequence reads in the blocks of a place, recurrent states written back too."""
+    def _cache_bytes(self, share: _Share, n_cells: Ints, n_cells_v: Ints | None = None) -> Floats:
+        """Bytes of cache that one sequence reads in the blocks of a place, recurrent states written back too.
+
+        `n_cells_v` are those of V where they are not as many as of K.
+        """
         total = 2.0 * share.state_bytes
         for kind, (k, v, _) in zip(self.blocks.kinds, share.of_kinds, strict=True):
-            cells = np.minimum(n_cells, cells_of(self.blocks.anatomy, self.grid, is_window=kind)) / 32
-            total = total + cells * (k * self.grid.k32 + v * self.grid.v32)
+            most = cells_of(self.blocks.anatomy, self.grid, is_window=kind)
+            cells = np.minimum(n_cells, most) / 32
+            cells_v = cells if n_cells_v is None else np.minimum(n_cells_v, most) / 32
+            total = total + cells * k * self.grid.k32 + cells_v * v * self.grid.v32
         return total
 
     def _attention(self, share: _Share, n_tokens: Floats, n_cells: Floats) -> Floats:
@@ -275,9 +309,9 @@ class Placed:
 class _Blocks:
     """A file's blocks summed from the first on, each array (n_sums, n_trunk + 1), for differences between bounds.
 
-    `whole` has bytes and operations a token of all but experts, recurrent state, and for each of `kinds` (False for
-    whole contexts, True for windows) values of K, values of V and operations of attention a token and cell. `experts`
-    has bytes of all and operations of those used.
+    `whole` has bytes and operations a token of all but experts, recurrent state, kernels (a plain block's count as 1),
+    and for each of `kinds` (False for whole contexts, True for windows) values of K, values of V and operations of
+    attention a token and cell. `experts` has bytes of all and operations of those used.
     """
 
     anatomy: Anatomy
@@ -290,13 +324,15 @@ class _Blocks:
     used_frac: float
     output_bytes: float
     output_flop: float
+    bytes_passed: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Share:
-    """What one place holds in each setting; arrays (n_settings,)."""
+    """What one place holds in each setting; arrays (n_settings,). `n_steps` are blocks counted by their kernels."""
 
     n_blocks: Floats
+    n_steps: Floats
     dense_bytes: Floats
     expert_bytes: Floats | float
     flop: Floats
@@ -308,7 +344,8 @@ class _Share:
     def of(cls, blocks: _Blocks, bounds: tuple[Ints, Ints], experts: tuple[Ints, Ints], has_output: Bools) -> _Share:
         """Whole blocks between `bounds` and experts of those between other bounds."""
         begin, end = bounds
-        n_bytes, flop, state, *rest = blocks.whole.take(np.maximum(begin, end), 1) - blocks.whole.take(begin, 1)
+        whole = blocks.whole.take(np.maximum(begin, end), 1) - blocks.whole.take(begin, 1)
+        n_bytes, flop, state, n_steps, *rest = whole
         expert_bytes: Floats | float = 0.0
         if blocks.has_experts:
             low, high = experts
@@ -316,6 +353,7 @@ class _Share:
             flop = flop + more
         return cls(
             n_blocks=np.maximum(end - begin, 0).astype(np.float64),
+            n_steps=n_steps,
             dense_bytes=n_bytes,
             expert_bytes=expert_bytes,
             flop=flop,
@@ -333,6 +371,7 @@ def _blocks_of(key: ById) -> _Blocks:
     used_frac = min(1.0, facts.n_expert_used / facts.n_expert) if facts.n_expert else 1.0
     width = 2 * np.array(facts.n_head, dtype=np.int64) * (anatomy.head_k + anatomy.head_v)
     width = np.where(anatomy.state_bytes > 0, 0, width)
+    n_steps = 1.0 + _STEPS_OF_EXPERTS * (n_bytes.experts[:-1] > 0) + _STEPS_OF_STATE * (anatomy.state_bytes > 0)
     kinds = tuple(kind for kind in (False, True) if (anatomy.is_swa == kind).any())
     of_kinds = [
         np.where(anatomy.is_swa == kind, amount, 0)
@@ -344,12 +383,13 @@ def _blocks_of(key: ById) -> _Blocks:
         n_layer=anatomy.n_layer,
         n_trunk=anatomy.n_trunk,
         kinds=kinds,
-        whole=_cumulated(n_bytes.dense[:-1], 2 * values.dense[:-1], anatomy.state_bytes, *of_kinds),
+        whole=_cumulated(n_bytes.dense[:-1], 2 * values.dense[:-1], anatomy.state_bytes, n_steps, *of_kinds),
         experts=_cumulated(n_bytes.experts[:-1], 2 * used_frac * values.experts[:-1]),
         has_experts=bool(n_bytes.experts.any()),
         used_frac=used_frac,
         output_bytes=float(n_bytes.dense[-1] + n_bytes.tied_copy),  # a tied output is the embedding
         output_flop=2.0 * float(values.dense[-1] + values.tied_copy),
+        bytes_passed=_BYTES_PASSED / facts.n_embd,
     )
 
 

@@ -192,9 +192,22 @@ BAD_LINES = {
     **{f"{key} half": (json.dumps(GOOD | {key: 1.5}), f"{key} must be a whole number") for key in COUNTS},
     **{f"{key} huge": (json.dumps(GOOD | {key: 1 << 60}), f"{key} must be a whole number") for key in COUNTS},
     **{
-        f"{key} negative": (json.dumps(GOOD | {key: -1}), f"{key} must be a number of at least 0, not -1")
-        for key in ("ram_gb_per_s", "n_prompt_tokens", "depth", "vram_limit_bytes")[:3]
+        f"{key} negative": (json.dumps(GOOD | {key: -1}), f"{key} must be a whole number of at least 0, not -1")
+        for key in ("n_prompt_tokens", "depth")
     },
+    "huge depth": (json.dumps(GOOD | {"depth": 1 << 31}), "A depth of 2147483648 tokens cannot be planned for"),
+    "huge prompt": (json.dumps(GOOD | {"n_prompt_tokens": 1 << 52}), "A prompt of 4503599627370496 tokens"),
+    **{
+        f"RAM of {value}": (json.dumps(GOOD | {"ram_gb_per_s": value}), "ram_gb_per_s must be a number from 0.1 to")
+        for value in (0, -1, 1e9, True, "51.2", [51.2])
+    },
+    "unknown RAM": (json.dumps(GOOD | {"ram": "dr5-5600x2"}), "'dr5-5600x2' says 'dr5'"),
+    "RAM with an escape": (
+        json.dumps(GOOD | {"ram": "ddr5-5600\x1b[2J"}),
+        "has characters that no name of main memory",
+    ),
+    "empty RAM": (json.dumps(GOOD | {"ram": ""}), "ram is empty"),
+    "RAM twice": (json.dumps(GOOD | {"ram": "ddr5-5600", "ram_gb_per_s": 80}), "Main memory is named twice"),
     **{f"{key} a list": (json.dumps(GOOD | {key: [1]}), key) for key in ("shape", "quant", "card", "file", "type_k")},
     **{f"{key} a list": (json.dumps(GOOD | {key: [1]}), key) for key in ("flash_attn", "swa_full", "target", "depth")},
 }
@@ -233,7 +246,7 @@ def test_a_line_of_many_doubles_or_a_long_name_takes_no_time() -> None:
 
 def test_what_the_readme_shows_is_understood() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = text.partition("## Does it fit?")[2].partition("\n## ")[0]
+    section = text.partition("## Does it fit, and how fast will it be?")[2].partition("\n## ")[0]
     shown = [json.loads(line) for line in section.splitlines() if line.strip().startswith("{") and "..." not in line]
     of_shape, of_file = (batches.request_of(json.dumps(spec)) for spec in shown)
     assert "devices" in answers(shown[0])[0]

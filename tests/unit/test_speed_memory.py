@@ -112,9 +112,17 @@ def test_visits_that_do_not_count_have_no_say() -> None:
     one.learn(dataclasses.replace(ok, visits=(*ok.visits, slow)))
     two.learn(ok)
     assert one.laws().prefill.runs == two.laws().prefill.runs
-    one = memory(engine=dataclasses.replace(ENGINE, build_id="new"))
-    one.learn(dataclasses.replace(ok, visits=(ok.visits[0], slow)))
-    assert one.laws().prefill.runs == ()
+
+
+def test_disturbed_visits_count_for_little_where_there_are_no_others() -> None:
+    ok = trial()
+    disturbed = dataclasses.replace(ok.visits[1], disturbed_by=("A backup ran.",))
+    one = memory()
+    one.learn(dataclasses.replace(ok, visits=(ok.visits[0], disturbed)))
+    laws = one.laws()
+    assert laws.decode.runs[0].noise_frac == laws.prefill.runs[0].noise_frac == 0.25
+    one.learn(dataclasses.replace(ok, visits=(ok.visits[0],)))  # a warm-up alone is nothing
+    assert len(one.laws().decode.runs) == 1
 
 
 def test_runs_are_medians_of_visits_with_their_scatter_at_what_the_engine_really_did() -> None:

@@ -94,6 +94,9 @@ def test_weights_are_streamed_only_where_a_device_works_for_the_host() -> None:
         assert kept["host.flop"] > lent["host.flop"]
     remote = dataclasses.replace(ONE, devices=(DeviceRates(name="RPC0", offloads_ops=False),))
     assert amounts(Phase.PREFILL, facts, remote, n_gpu_layers=0)["link_pinned"] == 0
+    plain = amounts(Phase.PREFILL, facts, n_prompt=1024, n_gpu_layers=0, flash_attn_type="disabled")
+    assert plain["0.plain_attention"] == lent["0.attention"]
+    assert plain["link_pinned"] - lent["link_pinned"] == cache / 2 * (2 * 8192 - 512 - 1024)  # all rows of V
     mapped = amounts(Phase.PREFILL, facts, n_prompt=1024, n_gpu_layers=0, load_mode="mmap")
     assert mapped["link_pageable"] == lent["link_pinned"]
     assert mapped["link_pinned"] == 0
@@ -178,3 +181,10 @@ def test_without_devices_all_is_on_the_host() -> None:
     found = amounts(Phase.PREFILL, FACTS["llama-3-8b"], CPU, n_gpu_layers=0)
     assert found["link_pinned"] == found["mixed"] == 0
     assert found["host.flop"] > 512 * 2 * 6e9
+
+
+def test_every_term_says_what_it_is() -> None:
+    for phase in Phase:
+        terms = terms_of(phase, 2)
+        assert len({term.words for term in terms}) == len(terms)
+        assert {term.unit for term in terms} == {"bytes", "count"} | ({"flop"} if phase is Phase.PREFILL else set())
