@@ -91,6 +91,7 @@ class ListedFile:
     n_layer: int | None = None
     n_expert: int | None = None
     n_ctx_train: int | None = None
+    is_standin: bool = False
     fit: FileFit | None = None
     has_profile: bool | None = None
 

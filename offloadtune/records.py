@@ -222,12 +222,22 @@ class TensorFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StandsFor:
+    """What a stand-in, a file with random weights, stands for: a model by name, its quantisation and its layers."""
+
+    label: str
+    quantisation: str
+    n_layer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFacts:
     """What the header says; no weight is read. Byte sums are of tensor data, without alignment padding.
 
     `layer_bytes[i]` holds every tensor of block i, `expert_bytes[i]` the part of it that belongs to routed experts.
     Per-layer counts have one entry a block; `n_layer` counts the `n_layer_nextn` blocks of multi-token prediction too.
     `gguf_id` identifies the content: size, headers and 64 samples spread over all shards. `path` is the first shard.
+    `stands_for` is None for a real file.
     """
 
     path: Path
@@ -261,10 +271,20 @@ class GgufFacts:
     type_bytes: tuple[tuple[str, int], ...]
     tensors: tuple[TensorFacts, ...]
     key_values: tuple[tuple[str, Any], ...]
+    stands_for: StandsFor | None = None
 
     @property
     def tensor_bytes(self) -> int:
         return sum(self.layer_bytes) + self.embedding_bytes + self.output_bytes + self.other_bytes
+
+    @property
+    def standin_words(self) -> str:
+        """What a stand-in stands for, in a few words of the file's own; "" for a real file."""
+        real = self.stands_for
+        if real is None:
+            return ""
+        share = "" if self.n_layer == real.n_layer else f", {self.n_layer} of its {real.n_layer} layers"
+        return f"stand-in for {real.label} {real.quantisation}{share}, with random weights"
 
 
 # --- what is tried -------------------------------------------------------------------------------------------------

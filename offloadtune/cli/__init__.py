@@ -26,6 +26,7 @@ from offloadtune.cli import (
     plan,
     probe,
     recommend,
+    standin,
     sweep,
     workload,
 )
@@ -45,6 +46,7 @@ app.command()(doctor.doctor)
 app.command()(inspect.inspect)
 app.command("list")(list_.list_files)
 app.command()(plan.plan)
+app.command()(standin.standin)
 app.command()(workload.workload)
 app.command()(calibrate.calibrate)
 app.command()(sweep.sweep)

@@ -1,6 +1,6 @@
-"""GGUF files: what their header says, without reading a weight.
+"""GGUF files: what their header says, without reading a weight; and stand-ins for files that are not here.
 
-Hands of floor 1: opens files read-only and decides nothing. From the bytes up:
+Hands of floor 1: opens files read-only, writes new ones only, and decides nothing. From the bytes up:
 
     tables     names and sizes of ggml types, names of quantisations
     opening    path -> mapped header, or why it cannot be one
@@ -11,6 +11,7 @@ Hands of floor 1: opens files read-only and decides nothing. From the bytes up:
     attention  heads and sliding windows, per block, as llama.cpp reads them
     projector  headers -> the weights of what accompanies a model
     facts      headers -> `GgufFacts`
+    standin    a model's shape -> a file with random weights; the only part that writes, loaded when it is needed
 """
 
 from offloadtune.gguf.facts import facts_of_parts, read_gguf

@@ -12,13 +12,13 @@ from typing import Any
 
 from offloadtune.errors import GgufError
 from offloadtune.gguf.attention import head_sizes, per_block, sliding_window
-from offloadtune.gguf.header import Header, header_of_parts, shown
+from offloadtune.gguf.header import Header, header_of_parts, is_count, shown
 from offloadtune.gguf.identity import identify_headers
 from offloadtune.gguf.opening import damaged
 from offloadtune.gguf.projector import is_projector
 from offloadtune.gguf.shards import read_shards
-from offloadtune.gguf.tables import FILE_TYPES
-from offloadtune.records import GgufFacts, TensorFacts
+from offloadtune.gguf.tables import FILE_TYPES, STANDIN_KEY
+from offloadtune.records import GgufFacts, StandsFor, TensorFacts
 from offloadtune.units import format_count
 
 _BLOCK_NAME = re.compile(r"blk\.([0-9]+)\.")
@@ -106,6 +106,7 @@ def _facts(headers: Sequence[Header], gguf_id: str) -> GgufFacts:
         type_bytes=sums.of_type,
         tensors=tensors,
         key_values=tuple(header.key_values.items()),
+        stands_for=_stands_for(header, n_layer),
     )
 
 
@@ -145,6 +146,17 @@ def _n_layers(header: Header, arch: str, tensors: Sequence[TensorFacts]) -> tupl
     if n_layer_nextn > n_layer:
         raise damaged(header.path, f"it claims {n_layer_nextn} prediction blocks among {n_layer} blocks")
     return n_layer, n_layer_nextn
+
+
+def _stands_for(header: Header, n_layer: int) -> StandsFor | None:
+    if header.key_values.get(STANDIN_KEY) is not True:
+        return None
+    n_layer_true = header.key_values.get(f"{STANDIN_KEY}.n_layer")
+    return StandsFor(
+        label=header.text(f"{STANDIN_KEY}.of") or "unknown",
+        quantisation=header.text(f"{STANDIN_KEY}.quant") or "unknown",
+        n_layer=n_layer_true if is_count(n_layer_true) else n_layer,
+    )
 
 
 def _n_vocab(header: Header, arch: str) -> int:

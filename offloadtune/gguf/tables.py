@@ -94,6 +94,9 @@ FILE_TYPES: dict[int, str] = {
 }
 """Values of `general.file_type`, which llama.cpp calls ftype."""
 
+STANDIN_KEY = "offloadtune.standin"
+"""True in a file with random weights; the keys below it say what it stands for: `of`, `quant`, `n_layer`, `seed`."""
+
 NUMBER_FORMATS: dict[int, str] = {
     0: "B",
     1: "b",

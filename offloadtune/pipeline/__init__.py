@@ -14,6 +14,7 @@ rooms        cards to plan on, by name
 rigs         what they, or this machine, can do at best
 companions   a draft model or a projector beside it
 shapes       a model by name instead of by file
+standing_in  a file with its shape and random weights
 calibrating  what trials taught of the devices
 calibrating_speed  the few runs that teach the law of this machine's speed most
 speed_memory what runs showed of it
@@ -66,12 +67,14 @@ if TYPE_CHECKING:
     from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe, probe_machine, standing_here
     from offloadtune.pipeline.rows import bench_rows, import_rows, render_rows, stored_rows
     from offloadtune.pipeline.shapes import card_names, quant_names, shape_names
+    from offloadtune.pipeline.standing_in import StandinRequest, write_standin
     from offloadtune.pipeline.summing import history
     from offloadtune.pipeline.sweeping import sweep
     from offloadtune.pipeline.trending import check_trends, keep_run, trends
     from offloadtune.pipeline.using import export_stored, recommend_stored, serve_stored, server_command, write_export
 
 __all__ = [
+    "StandinRequest",
     "bench_file",
     "bench_rows",
     "cache_cost",
@@ -104,9 +107,11 @@ __all__ = [
     "sweep",
     "trends",
     "write_export",
+    "write_standin",
 ]
 
 _HOMES = {
+    "StandinRequest": "standing_in",
     "bench_file": "benching",
     "bench_rows": "rows",
     "cache_cost": "probing",
@@ -134,6 +139,7 @@ _HOMES = {
     "stored_rows": "rows",
     "sweep": "sweeping",
     "trends": "trending",
+    "write_standin": "standing_in",
 }
 """Modules of the names above; the others are in `using`."""
 

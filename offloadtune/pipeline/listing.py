@@ -121,6 +121,7 @@ def _listed(file: ShelvedFile, name: str, judge: _Judge) -> ListedFile:
         n_layer=facts.n_layer,
         n_expert=facts.n_expert,
         n_ctx_train=facts.n_ctx_train,
+        is_standin=facts.stands_for is not None,
         fit=_fit(facts, judge),
         has_profile=None if judge.machine_id is None else _has_profile(facts, judge.machine_id),
     )

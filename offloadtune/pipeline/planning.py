@@ -229,6 +229,7 @@ def _plan(question: Question, parts: Parts, tier: Tier) -> MemoryPlan:
         fits=False if why_not else (True if is_known else None),
         refusals=tuple(why_not),
         warnings=(
+            *((f"The file is a {facts.standin_words}.",) if facts.stands_for else ()),
             *warnings(facts, settings),
             *question.warnings,
             *question.companions.warnings(facts, room, tier),

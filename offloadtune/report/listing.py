@@ -75,7 +75,8 @@ def _model_words(file: ListedFile) -> str:
     layers = format_count(file.n_layer or 0, "layer")
     experts = f", {file.n_expert} experts" if file.n_expert else ""
     shards = f", {file.n_shards} shards" if file.n_shards > 1 else ""
-    return f"{printable(file.arch)} {_params_words(file.n_params or 0)}, {layers}{experts}{shards}"
+    kind = "stand-in with random weights, " if file.is_standin else ""
+    return f"{kind}{printable(file.arch)} {_params_words(file.n_params or 0)}, {layers}{experts}{shards}"
 
 
 def _params_words(n_params: int) -> str:

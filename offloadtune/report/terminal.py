@@ -42,6 +42,8 @@ def inspect_view(facts: GgufFacts, cache: CacheCost | None) -> RenderableType:
         "model",
         f"{printable(facts.name) or 'unnamed'}, {printable(facts.arch)}, {facts.n_params / 1e6:,.0f} M parameters",
     )
+    if facts.stands_for:
+        table.add_row("no real file", printable(facts.standin_words))
     table.add_row("quantisation", f"{facts.quantisation} ({_type_words(facts)})")
     table.add_row("layers", f"{facts.n_layer} and the output: -ngl {facts.n_layer + 1} is everything")
     table.add_row("layer size", f"{format_bytes(min(facts.layer_bytes))} to {format_bytes(max(facts.layer_bytes))}")

@@ -43,6 +43,7 @@ def offered(line: str) -> list[str]:
                 "inspect",
                 "list",
                 "plan",
+                "standin",
                 "workload",
                 "calibrate",
                 "sweep",
