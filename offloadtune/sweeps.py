@@ -12,11 +12,13 @@ from typing import Any
 
 from offloadtune.records import (
     EngineBuild,
+    Estimate,
     Figures,
     GgufFacts,
     Goal,
     Machine,
     Recommendation,
+    Settings,
     Target,
     Trial,
     TrialResult,
@@ -118,3 +120,59 @@ class SweepReport:
         """The trial of the recommended settings."""
         trial_id = self.recommendation.trial.trial_id
         return next((result for result in self.results if result.trial.trial_id == trial_id), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthTimes:
+    """Seconds of one phase in a stand-in of `n_layer` layers, `n_gpu_layers` of them on devices, round by round.
+
+    `n_bytes` are weights that the phase reads. The same place in `seconds` of several is the same round.
+    """
+
+    n_layer: int
+    n_gpu_layers: int
+    n_bytes: int
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extrapolation:
+    """Seconds of one phase of the whole model, by two ways from stand-ins of fewer layers.
+
+    `linear_s` adds what further layers took; `scaled_s` goes by the bytes read. `whole_s` spans both, None where
+    they are too far apart to be believed: `apart_frac` is by how much.
+    """
+
+    linear_s: Estimate
+    scaled_s: Estimate
+    apart_frac: float
+    whole_s: Estimate | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeFigures:
+    """What settings would reach with the whole model, as its stand-ins of fewer layers say.
+
+    `name` is "recommended" or a baseline's. `turn_s` is None where a phase is. `no_room` says what memory the whole
+    lacks here, "" where it lacks none.
+    """
+
+    name: str
+    settings: Settings
+    ttft: Extrapolation
+    token: Extrapolation
+    turn_s: Estimate | None
+    no_room: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandinReport:
+    """A sweep of a model that is not here, by a stand-in.
+
+    `sweep` is that of the stand-in. Where it has fewer layers than the model, `why_fewer` says why and `wholes` hold
+    the recommended settings first, then those it is compared with; else "" and ().
+    """
+
+    sweep: SweepReport
+    why_fewer: str
+    wholes: tuple[WholeFigures, ...]
