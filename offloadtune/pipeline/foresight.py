@@ -1,4 +1,4 @@
-"""Foresight: what a sweep expects of each trial's speed, and whether that proves right often enough to be heeded."""
+"""Foresight: what a sweep expects of each trial's speed, and whether that proves right."""
 
 from __future__ import annotations
 
@@ -24,18 +24,22 @@ _MISSES_FRAC = 1 / 3
 
 
 class Foresight:
-    """The speed law in a sweep: it foretells, learns, and is silent once it was wrong too often."""
+    """The speed law in a sweep: it foretells and learns, and where it is wrong too often that is said.
+
+    The search goes by it all the same, corrected by what trials showed: a law that is wrong on this machine is still
+    right about what changes little with each setting.
+    """
 
     def __init__(self, speeds: SpeedMemory, listen: Teller) -> None:
         self._speeds, self._listen = speeds, listen
         self._n_foretold = self._n_missed = 0
-        self.is_trusted = True
+        self.is_trusted = self.is_computable = True
         self._said: set[str] = set()
         self._say(speeds.words)
 
     def beside(self, space: search.Space) -> search.Space:
-        """`space` with what is believed now of the speed of settings, for as long as that proves right."""
-        return dataclasses.replace(space, laws=self._speeds.laws if self.is_trusted else None)
+        """`space` with what is believed now of the speed of settings, unless that cannot be computed."""
+        return dataclasses.replace(space, laws=self._speeds.laws if self.is_computable else None)
 
     def expected(self, space: search.Space, settings: Settings) -> Expected | None:
         """What the trial of `settings` should reach, whether it is heeded or not."""
@@ -62,7 +66,7 @@ class Foresight:
 
     def _give_up(self) -> None:
         """A sweep does not end because what was to be foretold cannot be computed."""
-        self.is_trusted = False
+        self.is_trusted = self.is_computable = False
         self._say(("What was measured before cannot be made a law of: only what is measured now decides.",))
 
     def _tally(self, result: TrialResult) -> None:
@@ -74,7 +78,7 @@ class Foresight:
         if self.is_trusted and self._n_missed >= max(_N_MISSES, _MISSES_FRAC * self._n_foretold):
             self.is_trusted = False
             missed = f"{self._n_missed} of {self._n_foretold} speeds lay outside what the law foretold"
-            self._listen(Said(text=f"{missed}: from here only what is measured decides what is tried next."))
+            self._listen(Said(text=f"{missed}: from here what is measured counts for more than the law."))
 
     def _say(self, words: tuple[str, ...]) -> None:
         for sentence in words:

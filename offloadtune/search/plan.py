@@ -1,21 +1,22 @@
 """The plan of a sweep: which trial is next, who is compared in the end, and what is left out.
 
 Order: placements until the first that runs (ladder.py); what the answer is compared with, the CPU alone and what the
-target would do unasked; further placements up to the most that runs; then neighbours of the best so far
-(neighbours.py), those first of which the speed law expects most (expecting.py). Only settings that leave the stored
-precision of weights and cache alone are ever proposed.
+target would do unasked; then whatever promises most for its time among all settings together (acquire.py), by the
+speed law and by what trials showed (surrogate.py). Where no law says what more layers are worth the ladder is climbed
+to its end before. Only settings that leave the stored precision of weights and cache alone are ever proposed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from offloadtune.footprint import estimate_footprint
-from offloadtune.records import Goal, Settings, Trial, TrialResult
+from offloadtune.records import Goal, Outcome, Trial, TrialResult
+from offloadtune.search.acquire import is_as_fixed, next_best
+from offloadtune.search.contexts import largest_context, next_context
 from offloadtune.search.cost import is_feasible, result_cost
-from offloadtune.search.expecting import expected_cost
 from offloadtune.search.ladder import next_placement
-from offloadtune.search.neighbours import neighbours
 from offloadtune.search.space import Space, baseline_trials, can_fit, start_settings
 from offloadtune.units import format_bytes
 
@@ -32,21 +33,15 @@ def next_trial(space: Space, results: Sequence[TrialResult]) -> Trial | None:
     for trial in baseline_trials(space).values():
         if trial.settings not in tried:
             return trial
-    if placement is not None:
+    if placement is not None and space.laws is None:
         return placement
-    feasible = candidates(space, results)
-    if not feasible:
+    if not candidates(space, results):
         return None
-    best = min(feasible, key=lambda result: result_cost(result, space.goal, space.workload))
-    steps = [
-        (settings, why)
-        for settings, why in neighbours(space, best.trial.settings, ran)
-        if settings not in tried and can_fit(space, settings)
-    ]
-    if not steps:
-        return None
-    settings, why = min(steps, key=lambda step: _promise(space, best.trial.settings, step[0]))
-    return space.trial(settings, why)
+    if space.goal is not Goal.CONTEXT:
+        return next_best(space, results) or _price_of_context(space, results)
+    return next_context(space, results) or next_best(
+        dataclasses.replace(space, n_ctx=largest_context(space, results)), results
+    )
 
 
 def candidates(space: Space, results: Sequence[TrialResult]) -> list[TrialResult]:
@@ -59,7 +54,7 @@ def candidates(space: Space, results: Sequence[TrialResult]) -> list[TrialResult
         for result in results
         if is_feasible(result, space.limit_bytes)
         and (space.goal is Goal.CONTEXT or result.trial.settings.n_ctx == space.n_ctx)
-        and all(getattr(result.trial.settings, name) == value for name, value in space.fixed.items())
+        and is_as_fixed(space, result)
     ]
 
 
@@ -94,9 +89,15 @@ def skipped(space: Space) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _promise(space: Space, best: Settings, settings: Settings) -> tuple[bool, float]:
-    """Sorting key of steps from `best`: those without a load first, among them what the law expects most of."""
-    return settings.placement != best.placement, expected_cost(space, settings)
+def _price_of_context(space: Space, results: Sequence[TrialResult]) -> Trial | None:
+    """Twice the context with the best settings, where they are loaded: what it would cost is good to know."""
+    best = min(candidates(space, results), key=lambda one: result_cost(one, space.goal, space.workload)).trial.settings
+    more = best.replace(n_ctx=2 * best.n_ctx)
+    is_new = all(result.trial.settings != more for result in results)
+    is_loaded = results[-1].outcome is Outcome.OK and results[-1].trial.settings.placement == best.placement
+    if is_new and is_loaded and more.n_ctx <= space.facts.n_ctx_train and can_fit(space, more):
+        return space.trial(more, f"more context, {more.n_ctx}")
+    return None
 
 
 def _next_placement(space: Space, results: Sequence[TrialResult]) -> Trial | None:

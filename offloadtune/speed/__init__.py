@@ -26,6 +26,7 @@ from offloadtune.speed.predicting import (
     laws_of_kind,
     predict,
     predict_many,
+    work_with_threads,
 )
 from offloadtune.speed.priors import prior_of
 from offloadtune.speed.terms import Term, Work, amounts_of, terms_of
@@ -59,4 +60,5 @@ __all__ = [
     "shifted",
     "terms_of",
     "turn_of",
+    "work_with_threads",
 ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from offloadtune.footprint import Grid, is_mapped
+from offloadtune.footprint.anatomy import Bools, Ints
 from offloadtune.records import GgufFacts, Settings
 from offloadtune.speed.blocks import Floats
 from offloadtune.speed.bounds import least_seconds
@@ -71,20 +72,35 @@ def work_of(phase: Phase, settings: Sequence[Settings], host: HostRates, *, n_pr
     With fewer threads than cores computing takes longer in proportion, and reading once there are fewer than half.
     A token of one sequence has `n_threads` to it, all else `n_threads_batch` (llama-context.cpp).
     """
-    n_cores = host.n_cores
     is_single = [phase is Phase.DECODE and one.n_seq_max == 1 for one in settings]
     threads = np.array(
         [one.n_threads if single else one.n_threads_batch for one, single in zip(settings, is_single, strict=True)],
         dtype=np.float64,
     )
+    n_seq = np.array([one.n_seq_max for one in settings])
+    is_pinned = np.array([not is_mapped(one) for one in settings])
+    return work_with_threads(threads, host, n_prompt=n_prompt, depth=depth, n_seq=n_seq, is_pinned=is_pinned)
+
+
+def work_with_threads(  # noqa: PLR0913 - all that a question consists of
+    n_threads: Floats | Ints,
+    host: HostRates,
+    *,
+    n_prompt: int,
+    depth: int,
+    n_seq: Ints | int = 1,
+    is_pinned: Bools | bool = False,
+) -> Work:
+    """`work_of` from arrays, one entry a setting: the threads that work on this phase."""
+    n_cores = host.n_cores
     return Work.over(
-        len(settings),
+        len(n_threads),
         n_prompt=n_prompt,
         depth=depth,
-        n_seq=np.array([one.n_seq_max for one in settings]),
-        slower_memory=np.maximum(n_cores / 2 / np.maximum(threads, 1), 1.0) if n_cores else 1.0,
-        slower_compute=np.maximum(n_cores / np.maximum(threads, 1), 1.0) if n_cores else 1.0,
-        is_pinned=np.array([not is_mapped(one) for one in settings]),
+        n_seq=n_seq,
+        slower_memory=np.maximum(n_cores / 2 / np.maximum(n_threads, 1), 1.0) if n_cores else 1.0,
+        slower_compute=np.maximum(n_cores / np.maximum(n_threads, 1), 1.0) if n_cores else 1.0,
+        is_pinned=is_pinned,
     )
 
 

@@ -24,7 +24,6 @@ from offloadtune.records import (
     TrialResult,
     Visit,
 )
-from offloadtune.search.expecting import expected_cost
 from offloadtune.speed import laws_of
 from offloadtune.speed.flags import strange
 from offloadtune.speeds import DeviceRates, HostRates, Rig
@@ -98,15 +97,16 @@ def test_what_proves_right_is_heeded(foresight: Foresight, said: list[str]) -> N
     assert not [words for words in said if "foretold" in words]
 
 
-def test_what_is_often_wrong_is_heeded_no_more_but_still_shown(foresight: Foresight, said: list[str]) -> None:
+def test_what_is_often_wrong_is_said_to_be_and_still_heeded(foresight: Foresight, said: list[str]) -> None:
+    """The search corrects the law by what trials show, so a wrong one serves it better than none."""
     foresight.learn(trial(3.0))
     assert foresight.is_trusted  # two speeds of one trial may be chance
     foresight.learn(trial(0.3))
     foresight.learn(trial(0.3))
     assert not foresight.is_trusted
-    assert foresight.beside(SPACE).laws is None
+    assert foresight.beside(SPACE).laws is not None
     assert [words for words in said if "foretold" in words] == [
-        "4 of 4 speeds lay outside what the law foretold: from here only what is measured decides what is tried next."
+        "4 of 4 speeds lay outside what the law foretold: from here what is measured counts for more than the law."
     ]
     assert foresight.expected(SPACE, Settings(n_gpu_layers=3, n_ctx=4608)) is not None
 
@@ -135,32 +135,16 @@ def test_a_failure_teaches_nothing(foresight: Foresight, said: list[str]) -> Non
     assert said == []
 
 
-def test_the_step_that_the_law_expects_most_of_comes_first() -> None:
-    """With weights streamed for each ubatch a larger one is worth most; without a law the order is the plan's own."""
+def test_a_larger_ubatch_is_expected_to_be_worth_more_where_weights_are_streamed_for_each() -> None:
     lawful = dataclasses.replace(SPACE, laws=lambda _: laws_of(RIG, FACTS))
-    plain = SPACE.trial(
-        Settings(n_gpu_layers=5, n_ctx=4608, n_threads=8, n_threads_batch=8, flash_attn_type="enabled", n_ubatch=512),
-        "made up",
-    )
-    costs = {
-        n_ubatch: expected_cost(lawful, plain.settings.replace(n_ubatch=n_ubatch, n_batch=2048))
-        for n_ubatch in (256, 512, 1024)
-    }
-    assert costs[1024] < costs[512] < costs[256]
-    assert expected_cost(SPACE, plain.settings) == 0.0
-
-
-def test_each_goal_has_its_own_cost() -> None:
     settings = Settings(n_gpu_layers=5, n_ctx=4608, n_threads=8, n_threads_batch=8, flash_attn_type="enabled")
-    lawful = dataclasses.replace(SPACE, laws=lambda _: laws_of(RIG, FACTS))
-    found = search.expected(lawful, settings)
-    assert found is not None
-    turn, ttft, decode = (
-        expected_cost(dataclasses.replace(lawful, goal=goal), settings) for goal in (Goal.TURN, Goal.TTFT, Goal.DECODE)
-    )
-    assert ttft == found.ttft_s.p50
-    assert decode == pytest.approx(1 / found.decode_tok_per_s.p50)
-    assert turn == pytest.approx(ttft + 255 * decode)
+    found = [
+        search.expected(lawful, settings.replace(n_ubatch=n_ubatch, n_batch=2048)) for n_ubatch in (256, 512, 1024)
+    ]
+    assert None not in found
+    ttft_s = [one.ttft_s.p50 for one in found if one is not None]
+    assert ttft_s == sorted(ttft_s, reverse=True)
+    assert search.expected(SPACE, settings) is None
 
 
 @pytest.mark.parametrize(

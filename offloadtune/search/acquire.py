@@ -1,0 +1,209 @@
+"""Which candidate is worth its time most: expected gain, times the chance of having room, for each second of cost.
+
+A gain is the part of the cost that settings would save over the best tried so far, as far as it is believed: what is
+uncertain may be much better, and what is known to be worse cannot. Another placement costs a load of the file; inside
+the placement that is loaded settings cost a context and their visits. Where nothing promises enough the search ends.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from offloadtune.footprint.anatomy import Bools, Ints
+from offloadtune.records import Outcome, Settings, Trial, TrialResult
+from offloadtune.search.cost import is_feasible, measured
+from offloadtune.search.grid import Choices, choices_of
+from offloadtune.search.room import dominated, wall_of
+from offloadtune.search.space import Space
+from offloadtune.search.surrogate import Belief, believe
+from offloadtune.speed.blocks import Floats
+from offloadtune.units import format_count
+
+LEAST_GAIN_FRAC = 0.003
+"""What no candidate can be expected to gain any more when the search ends."""
+
+LOADS_PER_PLACEMENT = 1.3
+"""Coming back to a placement costs a load for nothing new."""
+
+_READ_BYTES_PER_S = 1e9
+_OPEN_S = 0.5
+_TRIAL_NOISE = 0.02
+_N_HOPEFUL = 256
+_N_SIGMA_HOPEFUL = 2.0
+_CHANCE_LEAST = 0.3
+_LESSON_WORTH = 0.5
+"""It takes another trial to make something of what was learnt."""
+_N_POINTS = 7
+_TINY = 1e-9
+_UNTRIED_CHANCE = 0.03
+"""That an axis does something large of which neither law nor trials tell: each is varied once where that is cheap."""
+_N_FAILED_MOST = 2
+"""So often may a value end otherwise than well, without ever running, before it is left out."""
+
+
+def next_best(space: Space, results: Sequence[TrialResult]) -> Trial | None:
+    """The trial that promises most for its time, None where none promises enough. Needs a result that ran."""
+    choices = choices_of(space)
+    ran = [one for one in results if is_feasible(one, space.limit_bytes)]
+    rated = [one.trial.settings.n_ctx == space.n_ctx and is_as_fixed(space, one) for one in ran]
+    if not any(rated):
+        return None
+    belief = believe(space, choices, ran, rated)
+    chance = wall_of(space, results).chance_of(choices.columns) * is_open(space, choices, results)
+    loads = Loads.of(choices, results)
+    gain = expected_gain(belief) * chance * loads.are_allowed
+    gain += (
+        _UNTRIED_CHANCE
+        * np.where(belief.spread_untried > 0, gain_of(belief.log_ratio, belief.spread_untried), 0.0)
+        * chance
+        * loads.are_allowed
+    )
+    gain += _LESSON_WORTH * expected_lesson(belief, chance * loads.are_allowed, loads.is_loaded)
+    gain = np.where(gain >= LEAST_GAIN_FRAC, gain, 0.0)
+    if not gain.any():
+        return None
+    i = int(np.argmax(gain / cost_s(space, belief, loads, results)))
+    return space.trial(choices.settings(i), _why(space, choices.settings(i), ran[belief.i_best].trial.settings))
+
+
+def is_as_fixed(space: Space, result: TrialResult) -> bool:
+    """Whether its settings are those that the user fixed."""
+    return all(getattr(result.trial.settings, name) == value for name, value in space.fixed.items())
+
+
+def expected_gain(belief: Belief) -> Floats:
+    """How much of the best cost each candidate is expected to save."""
+    return gain_of(belief.log_ratio, belief.spread)
+
+
+def gain_of(log_ratio: Floats, spread: Floats) -> Floats:
+    """What is saved on average, what is lost counted as nothing; none where nothing is uncertain or better."""
+    spread = np.maximum(spread, _TINY)
+    far = -log_ratio / spread
+    return np.asarray(spread * (far * ndtr(far) + np.exp(-0.5 * far**2) / math.sqrt(2 * math.pi)))
+
+
+def expected_lesson(belief: Belief, chance: Floats, is_loaded: Bools) -> Floats:
+    """How much more may be expected of the others, on average, once a candidate was tried: what it teaches of them.
+
+    So a setting that cannot win itself is worth a visit where it is loaded already: what it shows of a larger ubatch,
+    say, holds elsewhere. Reckoned for the most hopeful candidates only, and of those that may still be tried: `chance`
+    is none for the others.
+    """
+    hopeful = -belief.log_ratio + _N_SIGMA_HOPEFUL * belief.spread
+    others = _highest(np.where(chance >= _CHANCE_LEAST, hopeful, -math.inf), _N_HOPEFUL)
+    asked = np.union1d(
+        _highest(np.where(chance > 0, hopeful, -math.inf), _N_HOPEFUL),
+        _highest(np.where((chance > 0) & is_loaded, belief.spread, -math.inf), _N_HOPEFUL),
+    )
+    found = np.zeros(len(chance))
+    if not len(others) or not len(asked):
+        return found
+    theirs, ours = belief.loadings(others), belief.loadings(asked)
+    covariance = ours @ theirs.T + (asked[:, None] == others) * belief.own[asked][:, None] ** 2
+    seen = np.sqrt(np.einsum("ij,ij->i", ours, ours) + belief.own[asked] ** 2 + _TRIAL_NOISE**2)
+    moves = covariance / seen[:, None]
+    before = max(float((-belief.log_ratio[others] * chance[others]).max()), 0.0)
+    points, weights = np.polynomial.hermite_e.hermegauss(_N_POINTS)
+    after = np.zeros(len(asked))
+    for point, weight in zip(points, weights / weights.sum(), strict=True):
+        gains = (-belief.log_ratio[others] - moves * point) * chance[others]
+        after += weight * np.maximum(gains.max(axis=1), 0.0)
+    found[asked] = np.maximum(after - before, 0.0) * chance[asked]
+    return found
+
+
+def _highest(values: Floats, n: int) -> Ints:
+    """Where the `n` highest finite values are."""
+    rows = np.argsort(-values, kind="stable")[:n]
+    return rows[np.isfinite(values[rows])]
+
+
+def cost_s(space: Space, belief: Belief, loads: Loads, results: Sequence[TrialResult]) -> Floats:
+    """About what a trial of each candidate takes: its visits, and a load where another placement is loaded."""
+    passages = [(one, _passage_s(one)) for one in results if is_feasible(one, None)]
+    inside = [one.duration_s / max(seconds, 1e-9) for one, seconds in passages if not loads.began(one)]
+    times = max(statistics.median(inside), 1.0) if inside else 2.0
+    beside = [max(one.duration_s - times * seconds, 0.0) for one, seconds in passages if loads.began(one)]
+    told = [one.load_ns / 1e9 for one in results if one.load_ns]
+    load_s = max(
+        statistics.median(beside) if beside else 0.0,
+        statistics.median(told) if told else space.facts.file_bytes / _READ_BYTES_PER_S,
+    )
+    return np.asarray(_OPEN_S + times * belief.visit_s + np.where(loads.is_loaded, 0.0, load_s))
+
+
+def _passage_s(result: TrialResult) -> float:
+    visits = measured(result.visits)
+    return statistics.median(one.ttft_s + sum(one.step_ns) / 1e9 for one in visits)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Loads:
+    """Which candidates need no load now, and which may have one. `first_of` are the trials that began a load."""
+
+    is_loaded: Bools
+    are_allowed: Bools
+    first_of: frozenset[Settings]
+
+    def began(self, result: TrialResult) -> bool:
+        return result.trial.settings in self.first_of
+
+    @classmethod
+    def of(cls, choices: Choices, results: Sequence[TrialResult]) -> Loads:
+        loaded, first_of = None, set()
+        for result in results:
+            if result.trial.settings.placement != loaded:
+                first_of.add(result.trial.settings)
+            ended_well = result.outcome in {Outcome.OK, Outcome.UNSUPPORTED}
+            loaded = result.trial.settings.placement if ended_well else None
+        seen = {result.trial.settings.placement for result in results}
+        numbers = [choices.placement_number(one) for one in seen]
+        is_loaded = choices.placements == (-1 if loaded is None else choices.placement_number(loaded))
+        is_new = ~np.isin(choices.placements, numbers)
+        may_return = len(first_of) + 1 <= LOADS_PER_PLACEMENT * len(seen)
+        return cls(is_loaded=is_loaded, are_allowed=is_loaded | is_new | may_return, first_of=frozenset(first_of))
+
+
+def is_open(space: Space, choices: Choices, results: Sequence[TrialResult]) -> Bools:
+    """What was not tried, need not end out of memory, and has no value that only ever failed."""
+    columns = choices.columns
+    found = ~dominated(space, columns, results)
+    found[[i for one in results if (i := choices.index_of(one.trial.settings)) is not None]] = False
+    ok = [one.trial.settings for one in results if is_feasible(one, None)]
+    bad = [one.trial.settings for one in results if one.outcome in _TELLS_NOTHING or one.outcome is Outcome.CRASHED]
+    for name, column in choices.axes.items():
+        for value in {getattr(one, name) for one in bad} - {getattr(one, name) for one in ok}:
+            if sum(getattr(one, name) == value for one in bad) >= _N_FAILED_MOST:
+                found &= column != value
+    return found
+
+
+_TELLS_NOTHING = {Outcome.TIMED_OUT, Outcome.LOAD_FAILED, Outcome.UNSUPPORTED, Outcome.CANCELLED}
+
+
+def _why(space: Space, settings: Settings, best: Settings) -> str:
+    """What is new beside the best so far, in a few words."""
+    words = []
+    if settings.devices == () and best.devices != ():
+        words.append("the CPU alone")
+    elif (settings.n_gpu_layers, settings.devices) != (best.n_gpu_layers, best.devices):
+        words.append(f"{settings.n_gpu_layers} of {space.everything} layers on the device")
+    if settings.n_cpu_moe != best.n_cpu_moe:
+        words.append(f"the experts of {format_count(settings.n_cpu_moe, 'block')} in main memory")
+    if settings.n_ubatch != best.n_ubatch:
+        words.append(f"n_ubatch {settings.n_ubatch}")
+    if settings.flash_attn_type != best.flash_attn_type:
+        words.append(f"flash attention {settings.flash_attn_type}")
+    for name, what in (("n_threads", "for decoding"), ("n_threads_batch", "for prompts")):
+        if getattr(settings, name) != getattr(best, name):
+            words.append(f"{format_count(getattr(settings, name), 'thread')} {what}")
+    if settings.op_offload != best.op_offload:
+        words.append(f"op offload {'on' if settings.op_offload else 'off'}")
+    return ", ".join(words) or "the best so far with other small settings"

@@ -1,0 +1,354 @@
+"""All settings that may be tried together, as arrays: placements x batches x flash attention x threads x op offload.
+
+An axis is a row of AXES, what rules a combination out a row of RULES, each with its reason. What the user or the
+self-test holds takes the place of an axis. Built once a space: the footprints of all come from one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offloadtune.footprint import Grid, is_mapped
+from offloadtune.footprint.anatomy import Bools, Ints
+from offloadtune.records import Settings
+from offloadtune.search.columns import Columns
+from offloadtune.search.space import Space, start_settings
+
+N_CHOICES_MOST = 20_000
+"""Of more, placements are thinned out: a step of the search must cost far less than a trial."""
+
+_UBATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
+_N_NEAR_THE_WALL = 3
+"""Of the placements that fit with each batch so many of the largest stay when placements are thinned out."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Choices:
+    """All candidates of a space. What no column names is as in `base`."""
+
+    base: Settings
+    columns: Columns
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def settings(self, i: int) -> Settings:
+        """The candidate as it is tried."""
+        columns, grid = self.columns, self.columns.grid
+        n_ubatch = int(grid.n_ubatch[i])
+        return self.base.replace(
+            devices=self.base.devices if grid.has_devices[i] else (),
+            n_gpu_layers=int(self._layers[i]),
+            n_cpu_moe=int(grid.n_cpu_moe[i]),
+            n_ubatch=n_ubatch,
+            n_batch=_batch_of(self.base, n_ubatch),
+            flash_attn_type=_flash_name(self.base) if grid.flash[i] else "disabled",
+            n_threads=int(columns.n_threads[i]),
+            n_threads_batch=int(columns.n_threads_batch[i]),
+            op_offload=bool(grid.op_offload[i]),
+        )
+
+    def index_of(self, settings: Settings) -> int | None:
+        """Which candidate these are, None where they are none."""
+        i = self._rows.get(_key(settings))
+        return i if i is not None and self.settings(i) == settings else None
+
+    def placement_number(self, placement: tuple[Any, ...]) -> int:
+        """The number that `placements` holds for what shares a load so, -1 where no candidate does."""
+        return self._numbers.get(placement, -1)
+
+    @cached_property
+    def placements(self) -> Ints:
+        """A number for each candidate, the same for those that share a load."""
+        return _placement_numbers(self.columns.grid)
+
+    @cached_property
+    def axes(self) -> dict[str, NDArray[Any]]:
+        """Columns by the name of their setting, those that take one of a few values."""
+        columns, grid = self.columns, self.columns.grid
+        return {
+            "n_ubatch": grid.n_ubatch,
+            "flash_attn_type": np.where(grid.flash, _flash_name(self.base), "disabled"),
+            "op_offload": grid.op_offload,
+            "n_threads": columns.n_threads,
+            "n_threads_batch": columns.n_threads_batch,
+            "n_gpu_layers": self._layers,
+        }
+
+    @cached_property
+    def _layers(self) -> Ints:
+        """n_gpu_layers as asked: what the user fixed may be more than there are."""
+        asked = self.base.n_gpu_layers
+        return np.full(len(self), asked) if asked else self.columns.grid.n_gpu_layers
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[Any, ...], int]:
+        numbers, rows = np.unique(self.placements, return_index=True)
+        return {self.settings(int(i)).placement: int(n) for n, i in zip(numbers, rows, strict=True)}
+
+    @cached_property
+    def _rows(self) -> dict[tuple[Any, ...], int]:
+        columns, grid = self.columns, self.columns.grid
+        found = (
+            grid.has_devices,
+            self._layers,
+            grid.n_cpu_moe,
+            grid.n_ubatch,
+            grid.flash,
+            grid.op_offload,
+            columns.n_threads,
+            columns.n_threads_batch,
+        )
+        return {key: i for i, key in enumerate(zip(*(column.tolist() for column in found), strict=True))}
+
+
+def _key(settings: Settings) -> tuple[Any, ...]:
+    return (
+        settings.devices != (),
+        settings.n_gpu_layers,
+        settings.n_cpu_moe,
+        settings.n_ubatch,
+        settings.flash_attn_type != "disabled",
+        settings.op_offload,
+        settings.n_threads,
+        settings.n_threads_batch,
+    )
+
+
+# --- axes ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A setting that can be tried without another load, and its values in a space."""
+
+    name: str
+    values: Callable[[Space, Settings], Sequence[Any]]
+
+
+def useful_ubatches(space: Space, base: Settings) -> list[int]:
+    """Those of which the one before did not take the whole prompt, and the target's own."""
+    most = min(2 * space.workload.n_prompt_new - 1, base.n_ctx)
+    return sorted({base.n_ubatch, *(n for n in _UBATCHES if n <= most)})
+
+
+def _thread_counts(space: Space, _base: Settings) -> list[int]:
+    """A thread a core; half of that, where memory is the limit; and all that the cores take."""
+    return sorted({max(space.n_physical_cores // 2, 1), space.n_physical_cores, space.n_logical_cores})
+
+
+AXES = (
+    Axis(name="n_ubatch", values=useful_ubatches),
+    Axis(name="flash_attn_type", values=lambda _, base: (_flash_name(base), "disabled")),
+    Axis(
+        name="op_offload",
+        values=lambda space, base: (base.op_offload, not base.op_offload) if space.has_devices else (base.op_offload,),
+    ),
+)
+THREADS = (Axis(name="n_threads", values=_thread_counts), Axis(name="n_threads_batch", values=_thread_counts))
+
+
+def _values(space: Space, base: Settings, axis: Axis) -> list[Any]:
+    """What may be tried of an axis: the one value held, or all of them."""
+    return [getattr(base, axis.name)] if axis.name in {**space.kept, **space.fixed} else list(axis.values(space, base))
+
+
+def _placements(space: Space, base: Settings) -> list[tuple[bool, int, int]]:
+    """(has devices, n_gpu_layers, n_cpu_moe): whole layers; experts away with all the rest there; all experts away."""
+    held = {**space.kept, **space.fixed}
+    if not space.has_devices:
+        return [(base.devices != (), base.n_gpu_layers, base.n_cpu_moe)]
+    layers = [base.n_gpu_layers] if "n_gpu_layers" in held else list(range(space.everything + 1))
+    found = [(True, k, base.n_cpu_moe) for k in layers]
+    if _has_expert_axis(space) and "n_cpu_moe" not in held:
+        n_blocks = space.facts.n_layer
+        found += [(True, layers[-1], m) for m in range(1, n_blocks)]
+        found += [(True, k, n_blocks) for k in layers]
+    if not held.keys() & {"n_gpu_layers", "devices"}:
+        found.append((False, 0, 0))
+    return found
+
+
+def _has_expert_axis(space: Space) -> bool:
+    return space.facts.n_expert > 0 and space.has_devices
+
+
+# --- rules ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Mesh:
+    """Combinations before any rule, one entry each."""
+
+    has_devices: Bools
+    n_gpu_layers: Ints
+    n_cpu_moe: Ints
+    n_ubatch: Ints
+    flash: Bools
+    op_offload: Bools
+
+    def __getitem__(self, chosen: Bools | Ints) -> _Mesh:
+        return _Mesh(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """`allows` says of each combination whether it may be tried, and `why` what speaks against the others."""
+
+    why: str
+    allows: Callable[[Space, Settings, _Mesh], Bools]
+
+
+RULES = (
+    Rule(
+        why="no ubatch is larger than its batch",
+        allows=lambda space, base, mesh: mesh.n_ubatch <= ({**space.kept, **space.fixed}.get("n_batch") or base.n_ctx),
+    ),
+    Rule(
+        why="experts of blocks that are not on the device are in main memory already",
+        allows=lambda space, _, mesh: (mesh.n_cpu_moe == 0) | (mesh.n_cpu_moe > space.everything - mesh.n_gpu_layers),
+    ),
+    Rule(
+        why="nothing is lent to a device where nothing, or everything, lies on it",
+        allows=lambda space, base, mesh: (
+            (mesh.op_offload == base.op_offload)
+            | (mesh.has_devices & ((mesh.n_gpu_layers < space.everything) | (mesh.n_cpu_moe > 0)))
+        ),
+    ),
+    Rule(
+        why="a quantised V cache needs flash attention",
+        allows=lambda _, base, mesh: mesh.flash | np.bool_(base.type_v in {"f32", "f16", "bf16"}),
+    ),
+)
+
+
+# --- all of it -----------------------------------------------------------------------------------------------------
+
+
+class _BySpace:
+    """A space as a cache key: alike where all but the laws is, and the file is the very same record."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+
+    def __hash__(self) -> int:
+        return hash((id(self.space.facts), self.space.n_ctx, self.space.device_bytes))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BySpace) and other.space.facts is self.space.facts and other.space == self.space
+
+
+def choices_of(space: Space) -> Choices:
+    """All candidates of `space`, kept for the next question about the same one."""
+    return _choices(_BySpace(space))
+
+
+@lru_cache(maxsize=8)
+def _choices(key: _BySpace) -> Choices:
+    space = key.space
+    base = start_settings(space)
+    mesh = _mesh(space, base)
+    for rule in RULES:
+        mesh = mesh[np.asarray(rule.allows(space, base, mesh))]
+    alone = np.full(len(mesh.n_ubatch), 1)
+    columns = _columns(space, base, mesh, alone, alone)
+    kept = np.ones(len(columns), dtype=np.bool_)
+    if space.has_devices:
+        kept &= columns.least_bytes <= space.device_bytes
+    threads = _thread_pairs(space, base)
+    kept &= _thinned(columns, kept, N_CHOICES_MOST // len(threads))
+    rows, i_threads = _with_threads(columns, np.flatnonzero(kept), len(threads))
+    pairs = np.array(threads)[i_threads]
+    columns = _columns(space, base, mesh[rows], pairs[:, 0], pairs[:, 1])
+    return Choices(base=base, columns=columns)
+
+
+def _mesh(space: Space, base: Settings) -> _Mesh:
+    values = [_values(space, base, axis) for axis in AXES]
+    placements = np.array(_placements(space, base))
+    i_place, *indices = (
+        one.ravel() for one in np.meshgrid(*(np.arange(len(one)) for one in (placements, *values)), indexing="ij")
+    )
+    n_ubatch, flash, op_offload = (np.array(one)[i] for one, i in zip(values, indices, strict=True))
+    has_devices, n_gpu_layers, n_cpu_moe = placements[i_place].T
+    return _Mesh(
+        has_devices=has_devices.astype(np.bool_),
+        n_gpu_layers=n_gpu_layers.astype(np.int64),
+        n_cpu_moe=n_cpu_moe.astype(np.int64),
+        n_ubatch=n_ubatch.astype(np.int64),
+        flash=flash != "disabled",
+        op_offload=op_offload.astype(np.bool_),
+    )
+
+
+def _columns(space: Space, base: Settings, mesh: _Mesh, n_threads: Ints, n_threads_batch: Ints) -> Columns:
+    one = Grid.of((base,), space.facts.n_layer)
+    grid = Grid.over(
+        space.facts.n_layer,
+        n_gpu_layers=mesh.n_gpu_layers,
+        n_cpu_moe=mesh.n_cpu_moe,
+        n_ctx=base.n_ctx,
+        n_batch=np.maximum(mesh.n_ubatch, base.n_batch),
+        n_ubatch=mesh.n_ubatch,
+        n_seq_max=base.n_seq_max,
+        n_outputs_max=base.n_outputs_max,
+        swa_full=base.swa_full,
+        offload_kqv=base.offload_kqv,
+        op_offload=mesh.op_offload,
+        unified=base.kv_unified,
+        k32=one.k32,
+        v32=one.v32,
+        flash=mesh.flash,
+        has_devices=mesh.has_devices,
+    )
+    pinned = np.full(len(grid), not is_mapped(base))
+    return Columns.over(space.facts, grid, n_threads=n_threads, n_threads_batch=n_threads_batch, is_pinned=pinned)
+
+
+def _thread_pairs(space: Space, base: Settings) -> list[tuple[int, int]]:
+    """(n_threads, n_threads_batch), the first one those of `base`."""
+    own = (base.n_threads, base.n_threads_batch)
+    decode, batch = (_values(space, base, axis) for axis in THREADS)
+    return [own, *((n, m) for n in decode for m in batch if (n, m) != own)]
+
+
+def _with_threads(columns: Columns, rows: Ints, n_pairs: int) -> tuple[Ints, Ints]:
+    """Rows once for each pair of thread counts; once only where the CPU computes nothing to speak of."""
+    n_each = np.where(columns.works_on_host[rows], n_pairs, 1)
+    starts = np.cumsum(n_each) - n_each
+    return np.repeat(rows, n_each), np.arange(n_each.sum()) - np.repeat(starts, n_each)
+
+
+def _thinned(columns: Columns, kept: Bools, n_most: int) -> Bools:
+    """All, or where they are too many every n-th placement, and those that are the largest to fit with some batch."""
+    n_kept = int(kept.sum())
+    if n_kept <= n_most:
+        return kept
+    grid = columns.grid
+    places = _placement_numbers(grid)
+    kinds = (grid.n_ubatch * 2 + grid.flash) * 2 + grid.op_offload
+    largest = [
+        rows[np.argsort(-columns.device_bytes[rows], kind="stable")[:_N_NEAR_THE_WALL]]
+        for rows in (np.flatnonzero(kept & (kinds == kind)) for kind in np.unique(kinds))
+    ]
+    near, every = places[np.concatenate(largest)], np.unique(places[kept])
+    return kept & (np.isin(places, near) | np.isin(places, every[:: -(-n_kept // n_most)]) | ~grid.has_devices)
+
+
+def _placement_numbers(grid: Grid) -> Ints:
+    """A number for each entry, the same for those that share a load."""
+    return (grid.n_gpu_layers * (int(grid.n_cpu_moe.max(initial=0)) + 1) + grid.n_cpu_moe) * 2 + grid.has_devices
+
+
+def _batch_of(base: Settings, n_ubatch: int) -> int:
+    return min(max(base.n_batch, n_ubatch), base.n_ctx)
+
+
+def _flash_name(base: Settings) -> str:
+    return "enabled" if base.flash_attn_type == "disabled" else base.flash_attn_type

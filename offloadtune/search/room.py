@@ -1,0 +1,92 @@
+"""The wall: how much of the devices' memory settings may take, as far as arithmetic and trials tell.
+
+Bytes here are those predicted. The wall lies where the devices' free memory ends, less what the driver takes for
+itself; free memory may be less than is said, and then lies anywhere below. What ran puts the wall above it, what ended
+out of memory puts it below, so that trying the middle of what is left halves the doubt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from offloadtune.footprint import COMPUTE_BAND_FRAC
+from offloadtune.footprint.anatomy import Bools
+from offloadtune.records import Outcome, TrialResult
+from offloadtune.search.columns import Columns
+from offloadtune.search.cost import is_feasible, ran_out
+from offloadtune.search.space import Space
+from offloadtune.speed.blocks import Floats
+
+_N_WALLS = 400
+_LIE_CHANCE = 0.1
+_LIES_FRAC = 0.4
+"""Free memory may be less than is said by so much, and any less alike."""
+_LOWEST_FRAC = 1 - _LIES_FRAC
+_UNKNOWN_FRAC = 0.02
+"""What the driver takes where no trial has told, as a part of the device, give or take half."""
+_KNOWN_FRAC = 0.003
+_TINY = 1e-300
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Wall:
+    """Where the wall may be, with the chance of each place: settings that take no more have room."""
+
+    at_bytes: Floats
+    chance: Floats
+
+    def chance_of(self, columns: Columns) -> Floats:
+        """The chance that settings have room; 1 for what puts nothing on a device."""
+        taken = columns.device_bytes.astype(np.float64)
+        beyond = np.concatenate([np.cumsum(self.chance[::-1])[::-1], [0.0]])
+        return np.where(taken > 0, np.minimum(beyond[np.searchsorted(self.at_bytes, taken)], 1.0), 1.0)
+
+
+def wall_of(space: Space, results: Sequence[TrialResult]) -> Wall:
+    """What is believed after `results`."""
+    device_bytes = max(float(space.device_bytes), 1.0)
+    told = [one for one in results if one.trial.settings.offloads]
+    ran = [one for one in told if is_feasible(one, space.limit_bytes)]
+    ended = [one for one in told if ran_out(one, space.limit_bytes)]
+    of_ran, of_ended = (Columns.of(space.facts, [one.trial.settings for one in some]) for some in (ran, ended))
+    peaks = np.array([sum(peak for _, peak in one.device_peak_bytes) for one in ran], dtype=np.float64)
+    middle = device_bytes - (space.runtime_bytes or _UNKNOWN_FRAC * device_bytes)
+    width = _UNKNOWN_FRAC / 2 * device_bytes
+    if peaks.any():  # the one that took most tells best
+        i = int(np.argmax(np.where(peaks > 0, of_ran.device_bytes, -1)))
+        middle = device_bytes - float(peaks[i] - of_ran.device_bytes[i])
+        width = _KNOWN_FRAC * device_bytes + COMPUTE_BAND_FRAC / 2 * float(of_ran.compute_bytes[i])
+    low = float(of_ran.device_bytes.max(initial=0))
+    # what takes less than some that ran ended for another reason
+    high = float(of_ended.device_bytes[of_ended.device_bytes > low].min(initial=2**62))
+    low = max(low, min(_LOWEST_FRAC * device_bytes, high / 2))
+    high = max(min(high, max(device_bytes, middle + 4 * width)), low + 1)
+    at = np.linspace(low, high, _N_WALLS, endpoint=False)
+    told_so = (1 - _LIE_CHANCE) * np.exp(-0.5 * ((at - middle) / width) ** 2) / width / math.sqrt(2 * math.pi)
+    a_lie = _LIE_CHANCE / (_LIES_FRAC * device_bytes) * (at < max(middle, low + 1))
+    chance = (told_so + a_lie) / max(float((told_so + a_lie).max()), _TINY)
+    return Wall(at_bytes=at, chance=chance / chance.sum())
+
+
+def dominated(space: Space, columns: Columns, results: Sequence[TrialResult]) -> Bools:
+    """Whether settings take as much everywhere as some that ended out of memory.
+
+    What took no more than settings that ran ended for another reason, and says nothing of memory.
+    """
+    found = np.zeros(len(columns), dtype=np.bool_)
+    ended = [r for r in results if ran_out(r, space.limit_bytes)]
+    if not ended:
+        return found
+    ran = Columns.of(space.facts, [r.trial.settings for r in results if is_feasible(r, space.limit_bytes)])
+    theirs = Columns.of(space.facts, [r.trial.settings for r in ended])
+    for i, result in enumerate(ended):
+        is_of_host = result.outcome is Outcome.OUT_OF_MEMORY_HOST and not result.trial.settings.offloads
+        names = ("host_bytes", "device_bytes") if is_of_host else ("least_bytes", "compute_bytes")
+        limits = {name: getattr(theirs, name)[i] for name in names}
+        if not np.all([getattr(ran, name) >= n for name, n in limits.items()], axis=0).any():
+            found |= np.all([getattr(columns, name) >= n for name, n in limits.items()], axis=0)
+    return found

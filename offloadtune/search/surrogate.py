@@ -1,0 +1,346 @@
+"""What is believed of the cost of every candidate: the speed law, times what trials showed that the law does not know.
+
+    log seconds of a phase = log of the law's seconds + sum over traits of (value x effect) + what is its own
+
+An effect is what a trait (a ubatch of 512 on the device, more threads than cores) does to the log of the time. It is
+believed to be small until trials say otherwise; then all settings with that trait share it. A machine has few
+surprises, but large ones, so the few traits that trials speak for most strongly may have an effect of any size.
+
+Every trial adds its row; effects are found by ridge regression (Bayes' rule, everything normal). Loads of a file and
+the time of day (heat) have effects on what was measured, not on what is true: they are learnt and left out.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from offloadtune.footprint.anatomy import Ints
+from offloadtune.records import Goal, Settings, TrialResult
+from offloadtune.search.columns import Columns
+from offloadtune.search.cost import measured
+from offloadtune.search.expecting import Foretold, foretold, laws_for
+from offloadtune.search.grid import Choices
+from offloadtune.search.space import Space
+from offloadtune.speed.blocks import Floats
+from offloadtune.speeds import Phase
+
+_VISIT_NOISE = 0.015
+"""Of one visit (standard deviation of the log): neighbours differ by 1 %."""
+_LOAD_NOISE = 0.02
+_OWN = 0.006
+"""What settings have of their own, that no trait explains."""
+_HOPELESS = 0.8
+"""Settings expected to take e^0.8 times as long as the best cannot win, however uncertain that is."""
+_HEAT_WIDTH = 0.25
+_SURPRISE_WIDTH = 1.0
+_SURPRISE_EVIDENCE = 3.0
+"""Trials must be e^3 times as likely with a surprise as without: there are many that could be."""
+_N_SURPRISES_MOST = 3
+_NUDGE = 1e-8
+_UNTRIED_WIDTH = 0.5
+"""What an axis that no trial has varied may do all the same, seldom."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Belief:
+    """Of each candidate, beside the best settings tried: the log of its cost over theirs, and how uncertain that is.
+
+    `i_best` counts among the results. `visit_s` are seconds of one timed passage of the workload. `loadings` of some
+    candidates are such that their products are the covariances of what is uncertain of them; what is `own` to each
+    comes on top. `spread_untried` holds besides what axes might do that no trial has varied, 0 where there are none.
+    """
+
+    i_best: int
+    log_ratio: Floats
+    spread: Floats
+    spread_untried: Floats
+    visit_s: Floats
+    own: Floats
+    loadings: Callable[[Ints], Floats]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """All that traits look at: settings, and how their time is shared out by the law."""
+
+    columns: Columns
+    foretold: Foretold
+    base: Settings
+    n_cores: int
+    device_bytes: int
+
+    @property
+    def host(self) -> Floats:
+        return self.foretold.host_share
+
+    @property
+    def device(self) -> Floats:
+        return 1.0 - self.foretold.host_share
+
+    @property
+    def ubatch_steps(self) -> Floats:
+        """Doublings of the ubatch beyond the target's own."""
+        return np.log2(self.columns.grid.n_ubatch / self.base.n_ubatch)
+
+    def threads(self, phase: Phase) -> Floats:
+        """Threads of a phase for each core."""
+        n_threads = self.columns.n_threads if phase is Phase.DECODE else self.columns.n_threads_batch
+        return np.asarray(n_threads / self.n_cores)
+
+    @property
+    def filled(self) -> Floats:
+        """Part of the devices' memory that is taken."""
+        return np.asarray(self.columns.device_bytes / max(self.device_bytes, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trait:
+    """`width` is the standard deviation of its effect, `mean` what is expected of it; `widths` where phases differ."""
+
+    name: str
+    width: float
+    is_axis: bool = False
+    values: Callable[[View, Phase], Floats]
+    mean: float = 0.0
+    in_decode: float | None = None
+
+    def width_in(self, phase: Phase) -> float:
+        return self.in_decode if phase is Phase.DECODE and self.in_decode is not None else self.width
+
+
+def _traits(n_ubatches: Sequence[int]) -> list[Trait]:
+    return [
+        Trait(name="all", width=0.1, values=lambda view, _: np.ones(len(view.columns))),
+        Trait(name="work of the host", width=0.15, values=lambda view, _: view.host),
+        Trait(name="work over the link", width=0.15, values=lambda view, _: view.foretold.link_share),
+        Trait(name="the CPU alone", width=0.1, values=lambda view, _: 1.0 - view.columns.grid.has_devices),
+        Trait(name="all on the device", width=0.05, values=lambda view, _: 1.0 - view.columns.works_on_host),
+        Trait(name="experts away", width=0.05, values=lambda view, _: 1.0 * (view.columns.grid.n_cpu_moe > 0)),
+        Trait(
+            name="larger ubatches on the device",
+            is_axis=True,
+            width=0.04,
+            in_decode=0.0,
+            values=lambda view, _: view.ubatch_steps * view.device,
+        ),
+        Trait(
+            name="larger ubatches on the host",
+            is_axis=True,
+            width=0.03,
+            in_decode=0.0,
+            values=lambda view, _: view.ubatch_steps * view.host,
+        ),
+        *(
+            Trait(
+                name=f"a ubatch of {n} on the device",
+                width=0.04,
+                in_decode=0.0,
+                values=lambda view, _, n=n: (view.columns.grid.n_ubatch == n) * view.device,
+            )
+            for n in n_ubatches
+        ),
+        Trait(
+            name="no flash attention on the device",
+            is_axis=True,
+            width=0.1,
+            values=lambda view, _: ~view.columns.grid.flash * view.device,
+        ),
+        Trait(
+            name="no flash attention on the host",
+            is_axis=True,
+            width=0.08,
+            values=lambda view, _: ~view.columns.grid.flash * view.host,
+        ),
+        Trait(
+            name="fewer threads than cores",
+            is_axis=True,
+            width=0.08,
+            mean=0.02,
+            values=lambda view, phase: (view.threads(phase) < 1) * view.host,
+        ),
+        Trait(
+            name="more threads than cores",
+            is_axis=True,
+            width=0.06,
+            mean=0.03,
+            values=lambda view, phase: (view.threads(phase) > 1) * view.host,
+        ),
+        Trait(
+            name="no work lent to the device",
+            is_axis=True,
+            width=0.1,
+            in_decode=0.0,
+            values=lambda view, _: 1.0 * (~view.columns.grid.op_offload & view.columns.works_on_host),
+        ),
+        *(
+            Trait(
+                name=f"memory filled beyond {part:.0%}",
+                width=0.01,
+                values=lambda view, _, part=part: 1.0 * (view.filled > part),
+            )
+            for part in (0.9, 0.94, 0.97)
+        ),
+    ]
+
+
+def believe(space: Space, choices: Choices, results: Sequence[TrialResult], rated: Sequence[bool]) -> Belief:
+    """The belief after `results`, all of which ran and were measured; the best is among those that are `rated`."""
+    tried = Columns.of(space.facts, [result.trial.settings.replace(n_seq_max=1) for result in results])
+    laws_of = laws_for(space)
+    models = {}
+    for phase in Phase:
+        views = [
+            View(
+                columns=columns,
+                foretold=foretold(space, laws_of, choices.base, columns, phase),
+                base=choices.base,
+                n_cores=space.n_physical_cores,
+                device_bytes=space.device_bytes,
+            )
+            for columns in (choices.columns, tried)
+        ]
+        models[phase] = _Model(phase, *views, results)
+    prompt, step = models[Phase.PREFILL], models[Phase.DECODE]
+    weights = _weights(space)
+    cost_tried = _cost(weights, prompt.tried_log_s, step.tried_log_s)
+    best = int(np.argmin(np.where(rated, cost_tried, math.inf)))
+    cost = _cost(weights, prompt.log_s, step.log_s)
+    shares = [
+        (model, weight * np.exp(model.log_s) / cost, weight * float(np.exp(model.tried_log_s[best])) / cost_tried[best])
+        for model, weight in ((prompt, weights[0]), (step, weights[1]))
+        if weight
+    ]
+
+    def loadings(rows: Ints) -> list[Floats]:
+        return [one for model, share, of_best in shares for one in model.loadings(rows, share[rows], best, of_best)]
+
+    own = _OWN * np.sqrt(sum(share**2 for _, share, _ in shares))
+    log_ratio = np.log(cost / cost_tried[best])
+    near = np.flatnonzero(log_ratio < _HOPELESS)
+    variance = np.zeros(len(cost))
+    variance[near] = sum(np.einsum("ij,ij->i", one, one) for one in loadings(near))
+    untried = np.asarray(sum(model.untried_variance(share, best) for model, share, _ in shares))
+    n_steps = statistics.median(len(measured(result.visits)[0].step_ns) for result in results) + 1
+    return Belief(
+        i_best=best,
+        log_ratio=log_ratio,
+        spread=np.sqrt(variance + own**2),
+        spread_untried=np.where(untried > 0, np.sqrt(variance + untried), 0.0),
+        visit_s=np.exp(prompt.log_s) + n_steps * np.exp(step.log_s),
+        own=own,
+        loadings=lambda rows: np.hstack(loadings(rows)),
+    )
+
+
+def _weights(space: Space) -> tuple[float, float]:
+    """How much of the goal's cost a second of the prompt is, and one of a token."""
+    if space.goal is Goal.TTFT:
+        return 1.0, 0.0
+    return (0.0, 1.0) if space.goal is Goal.DECODE else (1.0, max(space.workload.n_gen - 1.0, 0.0))
+
+
+def _cost(weights: tuple[float, float], prompt_log_s: Floats, step_log_s: Floats) -> Floats:
+    return np.asarray(weights[0] * np.exp(prompt_log_s) + weights[1] * np.exp(step_log_s))
+
+
+class _Model:
+    """One phase: effects by the trials, and with them the log seconds of candidates and of what was tried.
+
+    Where no trial had its say in the law yet, its coefficients are learnt as effects are.
+    """
+
+    def __init__(self, phase: Phase, candidates: View, tried: View, results: Sequence[TrialResult]) -> None:
+        traits = _traits(np.unique(candidates.columns.grid.n_ubatch).tolist())
+        self._candidates, self._tried = candidates.foretold, tried.foretold
+        self._root = _root(self._candidates.covariance)
+        self._design, self._tried_design = (
+            np.column_stack(
+                [
+                    *(trait.values(view, phase) for trait in traits),
+                    *([] if self._tried.is_learnt else [view.foretold.slopes.T @ self._root]),
+                ]
+            )
+            for view in (candidates, tried)
+        )
+        n_effects, n_coefficients = self._design.shape[1], self._design.shape[1] - len(traits)
+        mean = np.array([*(trait.mean for trait in traits), *[0.0] * n_coefficients])
+        widths = np.array([*(trait.width_in(phase) for trait in traits), *[1.0] * n_coefficients])
+        surprised = np.where(widths > 0, np.maximum(widths, _SURPRISE_WIDTH), 0.0)
+        passing, passing_widths, passing_surprised = _passing(results)
+        rows = np.hstack([self._tried_design, passing])
+        widths, surprised = np.append(widths, passing_widths), np.append(surprised, passing_surprised)
+        noise = _VISIT_NOISE**2 / np.array([len(measured(result.visits)) for result in results])
+        residual = _log_seconds(phase, results) - self._tried.log_s - self._tried_design @ mean
+        widths = _with_surprises(rows, widths, surprised, residual, noise + _OWN**2)
+        effects, covariance = _ridge(rows, widths, residual, noise + _OWN**2)
+        is_axis = np.array([*(trait.is_axis for trait in traits), *[False] * n_coefficients])
+        self._untried = np.flatnonzero(is_axis & (widths[:n_effects] > 0) & (np.ptp(self._tried_design, axis=0) == 0))
+        self._covariance_root = _root(covariance[:n_effects, :n_effects])
+        self.log_s = self._candidates.log_s + self._design @ (effects[:n_effects] + mean)
+        own = (residual - rows @ effects) * _OWN**2 / (noise + _OWN**2)
+        self.tried_log_s = self._tried.log_s + self._tried_design @ (effects[:n_effects] + mean) + own
+
+    def untried_variance(self, shares: Floats, i_best: int) -> Floats:
+        """What axes that no trial varied may do to the log cost of each candidate, beside the best tried."""
+        away = self._design[:, self._untried] - self._tried_design[i_best, self._untried]
+        return np.asarray((_UNTRIED_WIDTH * shares) ** 2 * (away**2).sum(axis=1))
+
+    def loadings(self, rows: Ints, shares: Floats, i_best: int, share_of_best: float) -> list[Floats]:
+        """Of candidates in the log cost, less those of the best tried; by effects, and by coefficients where learnt."""
+        effects = self._design[rows] * shares[:, None] - self._tried_design[i_best] * share_of_best
+        found = [effects @ self._covariance_root]
+        if self._tried.is_learnt:
+            slopes = self._candidates.slopes[:, rows] * shares
+            found.append((slopes - self._tried.slopes[:, [i_best]] * share_of_best).T @ self._root)
+        return found
+
+
+def _log_seconds(phase: Phase, results: Sequence[TrialResult]) -> Floats:
+    of_visits = ([one.ttft_s if phase is Phase.PREFILL else one.token_s for one in measured(r.visits)] for r in results)
+    return np.log([statistics.median(seconds) for seconds in of_visits])
+
+
+def _passing(results: Sequence[TrialResult]) -> tuple[Floats, Floats, Floats]:
+    """What was measured in each load, and after each trial; widths of these effects, and as surprises."""
+    n = len(results)
+    loads = np.array([measured(result.visits)[0].i_load for result in results])
+    of_loads = loads[:, None] == np.unique(loads)
+    since = np.arange(n)[:, None] >= np.arange(1, n)
+    n_loads = of_loads.shape[1]
+    widths = np.concatenate([np.full(n_loads, _LOAD_NOISE), np.zeros(n - 1)])
+    return np.hstack([of_loads, since]).astype(np.float64), widths, np.repeat([0.0, _HEAT_WIDTH], [n_loads, n - 1])
+
+
+def _with_surprises(rows: Floats, widths: Floats, surprised: Floats, residual: Floats, noise: Floats) -> Floats:
+    """`widths` of effects, those as `surprised` that the trials speak for most strongly, one after the other."""
+    for _ in range(_N_SURPRISES_MOST):
+        inverse = np.linalg.inv((rows * widths**2) @ rows.T + np.diag(noise))
+        more = np.maximum(surprised**2 - widths**2, 0.0)
+        scale = 1.0 + more * np.einsum("ij,ik,kj->j", rows, inverse, rows)
+        evidence = 0.5 * more * (residual @ inverse @ rows) ** 2 / scale - 0.5 * np.log(scale)
+        i = int(evidence.argmax())
+        if evidence[i] < _SURPRISE_EVIDENCE:
+            break
+        widths = np.where(np.arange(len(widths)) == i, surprised, widths)
+    return widths
+
+
+def _ridge(rows: Floats, widths: Floats, residual: Floats, noise: Floats) -> tuple[Floats, Floats]:
+    """Mean and covariance of effects of these widths, given what was seen."""
+    spread = rows * widths**2
+    gain = np.linalg.solve(spread @ rows.T + np.diag(noise), spread).T
+    return gain @ residual, np.diag(widths**2) - gain @ spread
+
+
+def _root(covariance: Floats) -> Floats:
+    """A lower triangular root of a covariance that may have no volume, or coefficients of very different sizes."""
+    size = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    unit = np.where(size > 0, size, 1.0)
+    return np.asarray(
+        unit[:, None] * np.linalg.cholesky(covariance / np.outer(unit, unit) + _NUDGE * np.eye(len(size)))
+    )

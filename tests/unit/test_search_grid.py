@@ -1,0 +1,170 @@
+"""The joint candidates: every combination that may be tried, and none other."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as how
+from hypothesis import strategies as st
+from lawful import FACTS, lawful_space
+from synthetic import MIB, made_up_facts, made_up_space
+
+from offloadtune.footprint import estimate_footprint
+from offloadtune.records import Settings, Target, TensorFacts
+from offloadtune.search.grid import AXES, N_CHOICES_MOST, THREADS, choices_of
+from offloadtune.search.space import Space, start_settings
+
+GIB = 1 << 30
+
+
+def with_experts(n_layer: int = 8, n_expert: int = 8) -> Any:
+    """Facts of a made-up mixture: nine tenths of each block are experts."""
+    facts = made_up_facts((10 * MIB,) * n_layer)
+    blocks = [
+        TensorFacts(name=f"blk.{i}.{name}.weight", type_name="I8", shape=(n,), n_bytes=n, offset=0, i_shard=0)
+        for i in range(n_layer)
+        for name, n in (("attn_q", MIB), ("ffn_up_exps", 9 * MIB))
+    ]
+    others = [one for one in facts.tensors if not one.name.startswith("blk.")]
+    return dataclasses.replace(
+        facts,
+        n_expert=n_expert,
+        n_expert_used=2,
+        expert_bytes=(9 * MIB,) * n_layer,
+        tensors=(*blocks, *others),
+    )
+
+
+def all_of(space: Space) -> list[Settings]:
+    choices = choices_of(space)
+    return [choices.settings(i) for i in range(len(choices))]
+
+
+SPACES = st.builds(
+    lambda n_layer, device_mib, target, n_prompt_new, fixed, is_moe: made_up_space(
+        with_experts(n_layer) if is_moe else made_up_facts((10 * MIB,) * n_layer),
+        device_bytes=device_mib * MIB,
+        target=target,
+        n_ctx=2048,
+        n_prompt_new=n_prompt_new,
+        fixed=fixed,
+    ),
+    st.integers(1, 8),
+    st.sampled_from([0, 60, 100, 4000]),
+    st.sampled_from(list(Target)),
+    st.sampled_from([20, 300, 1500]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "n_ubatch": st.sampled_from([1, 64]),
+            "n_gpu_layers": st.sampled_from([0, 1, 64]),
+            "n_threads": st.just(3),
+            "op_offload": st.booleans(),
+        },
+    ),
+    st.booleans(),
+)
+
+
+@how(max_examples=40, deadline=None)
+@given(SPACES)
+def test_every_candidate_may_be_tried(space: Space) -> None:
+    base, held = start_settings(space), {**space.kept, **space.fixed}
+    found = all_of(space)
+    assert len(found) == len(set(found))
+    for settings in found:
+        assert {name: getattr(settings, name) for name in held} == held
+        assert settings.n_ubatch <= settings.n_batch <= settings.n_ctx == space.n_ctx
+        assert (settings.type_k, settings.type_v, settings.n_seq_max) == (base.type_k, base.type_v, base.n_seq_max)
+        if space.has_devices:
+            assert estimate_footprint(space.facts, settings).least_bytes <= space.device_bytes
+        else:
+            assert settings.placement == base.placement
+        is_all_there = settings.n_gpu_layers == space.everything and not settings.n_cpu_moe and settings.devices is None
+        if is_all_there:
+            assert (settings.n_threads, settings.n_threads_batch) == (base.n_threads, base.n_threads_batch)
+            assert settings.op_offload == base.op_offload
+        assert settings.devices is None or settings.op_offload == base.op_offload
+        assert space.facts.n_expert or not settings.n_cpu_moe
+
+
+@how(max_examples=40, deadline=None)
+@given(SPACES)
+def test_columns_say_what_the_settings_are(space: Space) -> None:
+    choices = choices_of(space)
+    sizes = choices.columns.device_bytes
+    for i in range(0, len(choices), 7):
+        settings = choices.settings(i)
+        assert choices.index_of(settings) == i
+        assert sizes[i] == estimate_footprint(space.facts, settings).bytes
+        alike = choices.placements == choices.placement_number(settings.placement)
+        assert alike[i]
+        others = {choices.settings(int(j)).placement for j in np.flatnonzero(alike)[:9]}
+        assert others == {settings.placement}
+        for name, column in choices.axes.items():
+            assert column[i] == getattr(settings, name)
+
+
+def test_what_is_no_candidate_has_no_place() -> None:
+    choices = choices_of(lawful_space())
+    settings = choices.settings(0)
+    assert choices.index_of(settings.replace(type_k="q8_0")) is None
+    assert choices.index_of(settings.replace(n_ubatch=100)) is None
+    assert choices.placement_number(settings.replace(n_gpu_layers=77).placement) == -1
+
+
+def test_all_axes_are_combined() -> None:
+    """Of half the layers on the device each setting is tried with each other."""
+    space = lawful_space(n_prompt_new=1500, n_ctx=4096)
+    half = [one for one in all_of(space) if one.n_gpu_layers == 8]
+    n_ubatches, n_threads = len({one.n_ubatch for one in half}), 3
+    assert {one.n_ubatch for one in half} == {64, 128, 256, 512, 1024, 2048}
+    assert {one.n_threads for one in half} == {2, 4, 8}
+    assert len(half) == n_ubatches * 2 * 2 * n_threads**2
+
+
+@pytest.mark.parametrize(("n_prompt_new", "largest"), [(20, 512), (513, 1024), (600, 1024), (3000, 4096)])
+def test_no_ubatch_is_larger_than_the_prompt_can_use(n_prompt_new: int, largest: int) -> None:
+    space = lawful_space(n_prompt_new=n_prompt_new, n_ctx=4096)
+    found = {one.n_ubatch for one in all_of(space)}
+    assert max(found) == largest
+    assert 512 in found  # the target's own
+
+
+def test_experts_are_parted_from_their_blocks_only_where_these_are_on_the_device() -> None:
+    space = made_up_space(with_experts(), device_bytes=GIB, target=Target.LLAMA_SERVER)
+    found = {(one.n_gpu_layers, one.n_cpu_moe) for one in all_of(space) if one.devices is None}
+    assert {(9, n) for n in range(9)} <= found  # all layers, the experts of any number of blocks away
+    assert {(k, 0) for k in range(10)} <= found
+    assert {(k, 8) for k in range(2, 10)} <= found  # some layers, all experts away
+    assert (1, 8) not in found  # the output alone has none
+    assert (5, 3) not in found
+
+
+def test_where_there_are_too_many_placements_are_thinned_out_but_not_at_the_wall() -> None:
+    facts = with_experts(n_layer=120, n_expert=64)
+    space = made_up_space(facts, device_bytes=700 * MIB, target=Target.LLAMA_SERVER, n_prompt_new=4000, n_ctx=8192)
+    choices = choices_of(space)
+    assert len(choices) < 1.3 * N_CHOICES_MOST
+    whole = dataclasses.replace(space, facts=with_experts(n_layer=120), fixed={"n_ubatch": 512})
+    most = max(one.n_gpu_layers for one in all_of(whole) if not one.n_cpu_moe)
+    fewest = min(one.n_cpu_moe for one in all_of(whole) if one.n_gpu_layers == space.everything)
+    with_512 = [one for one in all_of(space) if one.n_ubatch == 512]
+    assert most == max(one.n_gpu_layers for one in with_512 if not one.n_cpu_moe)
+    assert fewest == min(one.n_cpu_moe for one in with_512 if one.n_gpu_layers == space.everything)
+
+
+def test_the_same_space_is_built_once_whatever_its_laws() -> None:
+    space = lawful_space()
+    assert choices_of(space) is choices_of(dataclasses.replace(space, laws=None))
+    assert choices_of(space) is not choices_of(dataclasses.replace(space, fixed={"n_ubatch": 64}))
+    assert choices_of(space) is not choices_of(dataclasses.replace(space, facts=dataclasses.replace(FACTS)))
+
+
+def test_axes_are_settings() -> None:
+    names = {axis.name for axis in (*AXES, *THREADS)}
+    assert names <= {field.name for field in dataclasses.fields(Settings)}
