@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr
 
 from offloadtune.footprint.anatomy import Bools, Ints
 from offloadtune.records import Outcome, Settings, Trial, TrialResult
@@ -84,6 +83,8 @@ def expected_gain(belief: Belief) -> Floats:
 
 def gain_of(log_ratio: Floats, spread: Floats) -> Floats:
     """What is saved on average, what is lost counted as nothing; none where nothing is uncertain or better."""
+    from scipy.special import ndtr  # noqa: PLC0415 - slow to load, and only a sweep that is under way asks
+
     spread = np.maximum(spread, _TINY)
     far = -log_ratio / spread
     return np.asarray(spread * (far * ndtr(far) + np.exp(-0.5 * far**2) / math.sqrt(2 * math.pi)))
