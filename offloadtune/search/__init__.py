@@ -1,4 +1,17 @@
-"""Which trial is next: pure functions of what is known so far."""
+"""Which trial is next: pure functions of what is known so far.
+
+space      what may be tried, where the search begins, what its answer is compared with
+cost       what a goal makes small
+columns    settings as arrays, with the bytes that they take
+grid       all settings that may be tried together: axes, and rules with their reasons
+expecting  what the speed law says of them
+surrogate  what is believed of their cost: the law, and what trials showed that it does not know
+room       where memory ends: which of them have room
+acquire    which is worth its time most
+ladder     placements until one runs; to the most that runs where no law says what layers are worth
+contexts   the largest context, for the goal that asks for it
+plan       all of it together: the next trial, and who is compared in the end
+"""
 
 from offloadtune.search.cost import is_feasible, is_over_limit, measured, ran_out, result_cost, visit_cost
 from offloadtune.search.expecting import expected
