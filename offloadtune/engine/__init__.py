@@ -8,6 +8,7 @@ Rejected: a process for every trial (a load each), a process for the whole sweep
 (an abort takes us down).
 """
 
+from offloadtune.engine.abreast import Abreast
 from offloadtune.engine.anchor import AnchorProcess
 from offloadtune.engine.build import installed_build_id
 from offloadtune.engine.classify import classify, is_gone, refused_file
@@ -19,6 +20,7 @@ from offloadtune.engine.selftest import SelfTest, self_test
 
 __all__ = [
     "WORKER_COMMAND",
+    "Abreast",
     "AnchorProcess",
     "OpenedTrial",
     "RulerFailedError",

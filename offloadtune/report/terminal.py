@@ -145,12 +145,11 @@ def answer_lines(
             format_seconds(figures.turn_s.p50),
             style="bold" if name == "recommended" else None,
         )
-    shown = ", ".join(f"{name}={getattr(answer.trial.settings, name)}" for name in _SHOWN_SETTINGS)
     yield from (Text(), table)
     yield Text(f"first token: {_interval(answer.figures.ttft_s)}", style="dim")
     yield Text(f"turn: the first token and {_turn_words(answer.workload.n_gen - 1, n_steps)}", style="dim")
     yield Text()
-    yield Text(shown + _device_setting(answer.trial.settings), style="bold")
+    yield Text(settings_words(answer.trial.settings), style="bold")
     yield from (Text(f"- {printable(reason)}") for reason in answer.reasons)
     yield from (Text(f"- Not tried: {reason}.", style="dim") for reason in skipped)
 
@@ -193,6 +192,12 @@ def _interval(estimate: Estimate) -> str:
         f"{format_seconds(estimate.low)} to {format_seconds(estimate.high)} around the median "
         f"({format_count(estimate.n_samples, 'sample')}, coverage {estimate.coverage_frac:.0%})"
     )
+
+
+def settings_words(settings: Settings) -> str:
+    """Those that a sweep looks for, and others that are not the default."""
+    shown = ", ".join(f"{name}={getattr(settings, name)}" for name in _SHOWN_SETTINGS)
+    return shown + _device_setting(settings)
 
 
 def _device_setting(settings: Settings) -> str:

@@ -23,7 +23,7 @@ shares = st.integers(2, 100).flatmap(lambda n: st.tuples(st.integers(1, n), st.j
 depths = st.lists(st.integers(1, 100), min_size=3, max_size=3, unique=True).map(sorted)
 
 
-def times_of(  # noqa: PLR0913, PLR0917 - what a model is made of
+def times_of(  # noqa: PLR0917 - what a model is made of
     depths: Sequence[int],
     n_layer: int,
     n_gpu_layers: int,

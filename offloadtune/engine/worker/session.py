@@ -127,7 +127,7 @@ class Session:
             loaded=holder,
             llama=llama,
             sampler=_greedy_sampler(),
-            state_key=(settings["type_k"], settings["type_v"], flash_attn, settings["swa_full"]),
+            state_key=(holder.path, settings["type_k"], settings["type_v"], flash_attn, settings["swa_full"]),
             n_ctx=low.llama_n_ctx(handle) // settings["n_seq_max"]
             if not settings["kv_unified"]
             else low.llama_n_ctx(handle),

@@ -1,0 +1,234 @@
+"""Two depths: what settings come to with a whole model, by stand-ins of fewer layers measured side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from offloadtune import search, store
+from offloadtune.engine import WORKER_COMMAND, Abreast, TrialFailedError, VisitPlan
+from offloadtune.errors import UsageError
+from offloadtune.pipeline.rendering import apply_text
+from offloadtune.pipeline.spaces import wanted_n_ctx
+from offloadtune.pipeline.surroundings import Surroundings
+from offloadtune.pipeline.sweeping import llama_arguments
+from offloadtune.records import Estimate, GgufFacts, Settings, Trial, Visit
+from offloadtune.speed.depths import device_layers_around, extrapolated, read_bytes
+from offloadtune.sweeps import (
+    DepthTimes,
+    Listener,
+    Said,
+    StandinReport,
+    SweepReport,
+    SweepRequest,
+    WholeFigures,
+)
+from offloadtune.units import MIB, format_count
+
+_N_ROUNDS_LEAST, _N_ROUNDS_MOST = 3, 9
+_N_STEPS = 16
+_LEAST_S = 60.0
+_LIMIT_STEP_BYTES = 32 * MIB
+_PATIENCE = 4
+"""Times its share of the budget that a comparison may take before its engine counts as hung."""
+
+
+def begin_settings(request: SweepRequest, facts: GgufFacts) -> Settings:
+    """Where a sweep of `facts` begins, threads aside."""
+    base = search.settings_of_target(request.target).replace(n_ctx=wanted_n_ctx(request, facts))
+    return search.sane(base.replace(**request.fixed))
+
+
+_Side = tuple[GgufFacts, Trial]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByDepths:
+    """A model, two stand-ins of it with fewer layers, and what it lacks the memory for here (`no_room`)."""
+
+    request: SweepRequest
+    whole: GgufFacts
+    shallow: GgufFacts
+    deep: GgufFacts
+    around: Surroundings
+    no_room: str
+
+    def __post_init__(self) -> None:
+        if "n_cpu_moe" in self.request.fixed:
+            message = "n_cpu_moe counts layers of the whole model, and a stand-in of fewer layers is measured."
+            raise UsageError(message, hint="leave out --set n_cpu_moe")
+
+    def deep_request(self, budget_s: float) -> SweepRequest:
+        """The sweep of the deeper stand-in, on a card so small that it holds the share of layers that it would hold."""
+        begin, fixed, limit = begin_settings(self.request, self.whole), dict(self.request.fixed), None
+        n_most = self._most(begin)
+        n_top = self._n_top(n_most)
+        if self._n_fixed is not None or not n_most:
+            fixed["n_gpu_layers"] = n_top
+        else:
+            spared = self.around.device_bytes(self.whole, begin.replace(n_gpu_layers=n_most))
+            taken = self.around.device_bytes(self.deep, begin.replace(n_gpu_layers=n_top))
+            free = sum(n_bytes or 0 for n_bytes in self.around.place.room.free_bytes)
+            limit = (free - spared + taken) // _LIMIT_STEP_BYTES * _LIMIT_STEP_BYTES  # the same again is resumed
+        return dataclasses.replace(
+            self.request, path=self.deep.path, budget_s=budget_s, vram_limit_bytes=limit, fixed=fixed
+        )
+
+    def answer(self, found: SweepReport, why_fewer: str, budget_s: float, listen: Listener) -> StandinReport:
+        """What the settings that `found` recommends come to with the whole model, beside those of the CPU alone."""
+        trial = found.recommendation.trial
+        asked = {"recommended": trial.settings}
+        if trial.settings.offloads:
+            asked["cpu_only"] = trial.settings.replace(devices=(), n_gpu_layers=0)
+        wholes, is_interrupted = [], found.is_interrupted
+        try:
+            for name, settings in asked.items() if not is_interrupted else ():
+                listen(Said(text=f"{name.replace('_', ' ')}: {self._words} side by side."))
+                wholes.append(self._whole_figures(name, trial, settings, budget_s / len(asked)))
+        except KeyboardInterrupt:
+            is_interrupted = True
+        except TrialFailedError as error:
+            listen(Said(text=f"What the whole model comes to is not known: {error.result.reason}."))
+        settings = self._of_whole(trial.settings)
+        return StandinReport(
+            sweep=found,
+            apply_text=apply_text(
+                dataclasses.replace(trial, settings=settings), self.whole.path, self.request.endpoints
+            ),
+            why_fewer=why_fewer,
+            depths=(self.shallow.n_layer, self.deep.n_layer),
+            n_layer=self.whole.n_layer,
+            wholes=tuple(wholes),
+            is_interrupted=is_interrupted,
+        )
+
+    @property
+    def _words(self) -> str:
+        return f"stand-ins of {self.shallow.n_layer} and {format_count(self.deep.n_layer, 'layer')}"
+
+    @property
+    def _n_fixed(self) -> int | None:
+        """n_gpu_layers of the whole as the user fixed it."""
+        n_fixed: int | None = self.request.fixed.get("n_gpu_layers")
+        return n_fixed if n_fixed is None or n_fixed >= 0 else self.whole.n_layer + 1
+
+    def _most(self, settings: Settings) -> int:
+        return self.around.most_layers(self.whole, settings) if self._n_fixed is None else self._n_fixed
+
+    def _n_top(self, n_most: int) -> int:
+        """The deeper one's n_gpu_layers for the whole's: its share of the layers, and part of one more."""
+        return device_layers_around(_depth(self.deep), _depth(self.whole), n_most)[-1]
+
+    def _of_whole(self, settings: Settings) -> Settings:
+        """Settings of the deeper one as those of the whole: the same share of the layers on the devices."""
+        if not settings.offloads:
+            return settings
+        n_most = self._most(settings)
+        if settings.n_gpu_layers >= self._n_top(n_most):
+            return settings.replace(n_gpu_layers=n_most)
+        share = (settings.n_gpu_layers - 1) / _depth(self.deep)
+        return settings.replace(n_gpu_layers=min(round(share * _depth(self.whole)) + 1, n_most))
+
+    def _whole_figures(self, name: str, trial: Trial, settings: Settings, budget_s: float) -> WholeFigures:
+        whole, n_gen = self._of_whole(settings), self.request.workload.n_gen
+        measured = self._measured(dataclasses.replace(trial, settings=whole), budget_s)
+        n_read, n_written = read_bytes(self.whole)
+        shape = {"n_layer": _depth(self.whole), "n_gpu_layers": whole.n_gpu_layers}
+        ttft = extrapolated([one.ttft for one in measured], n_bytes=n_read, **shape)
+        token = extrapolated([one.token for one in measured], n_bytes=n_written, **shape)
+        return WholeFigures(
+            name=name,
+            settings=whole,
+            ttft=ttft,
+            token=token,
+            turn_s=_turn(ttft.whole_s, token.whole_s, n_gen),
+            no_room=self.no_room,
+        )
+
+    def _measured(self, trial: Trial, budget_s: float) -> list[_Timed]:
+        """Both depths with the numbers of device layers around the share that `trial` has of the whole's."""
+        both = self.shallow, self.deep
+        around = [device_layers_around(_depth(one), _depth(self.whole), trial.settings.n_gpu_layers) for one in both]
+        pairs = list(dict.fromkeys(zip(*_as_long(around), strict=True)))
+        with store.measuring_alone(store.data_dir(), self.deep.path.name):
+            timed: dict[tuple[int, int], _Timed] = {}
+            for layers in pairs:
+                sides = [
+                    (facts, dataclasses.replace(trial, settings=trial.settings.replace(n_gpu_layers=k)))
+                    for facts, k in zip(both, layers, strict=True)
+                ]
+                for facts, side, visits in self._visited(sides, budget_s / len(pairs)):
+                    timed.setdefault((facts.n_layer, side.settings.n_gpu_layers), _Timed.of(facts, side, visits))
+        n_rounds = min(len(one.ttft.seconds) for one in timed.values())
+        return [one.first(n_rounds) for one in timed.values()]
+
+    def _visited(self, sides: Sequence[_Side], budget_s: float) -> Iterator[tuple[GgufFacts, Trial, list[Visit]]]:
+        """Visits of both side by side, or of one after the other where the devices do not hold both."""
+        taken = sum(self.around.device_bytes(facts, trial.settings) for facts, trial in sides)
+        free = sum(n_bytes or 0 for n_bytes in self.around.place.room.free_bytes)
+        groups = [sides] if taken <= free else [[side] for side in sides]
+        for group in groups:
+            rounds = self._rounds([(facts.path, trial) for facts, trial in group], budget_s / len(groups))
+            for (facts, trial), visits in zip(group, zip(*rounds, strict=True), strict=True):
+                yield facts, trial, list(visits)
+
+    def _rounds(self, sides: Sequence[tuple[Path, Trial]], budget_s: float) -> list[tuple[Visit, ...]]:
+        """Rounds for as long as the budget lasts, a few in any case. Raises TrialFailedError."""
+        workload = self.request.workload
+        plan = VisitPlan(workload=workload, n_steps=max(1, min(workload.n_gen - 1, _N_STEPS)), n_visits=1)
+        end_s, found = time.monotonic() + budget_s, []
+        with (
+            Abreast(self.request.endpoints, self.request.worker_command or WORKER_COMMAND, llama_arguments) as abreast,
+            contextlib.closing(abreast.rounds(sides, plan, timeout_s=max(_LEAST_S, budget_s * _PATIENCE))) as rounds,
+        ):
+            for one in rounds:
+                found.append(one)
+                is_late = time.monotonic() > end_s and len(found) >= _N_ROUNDS_LEAST
+                if is_late or len(found) == _N_ROUNDS_MOST:
+                    break
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timed:
+    """Both phases of one stand-in with one number of device layers."""
+
+    ttft: DepthTimes
+    token: DepthTimes
+
+    @classmethod
+    def of(cls, facts: GgufFacts, trial: Trial, visits: Sequence[Visit]) -> _Timed:
+        n_read, n_written = read_bytes(facts)
+        where = {"n_layer": _depth(facts), "n_gpu_layers": trial.settings.n_gpu_layers}
+        return cls(
+            ttft=DepthTimes(n_bytes=n_read, seconds=tuple(visit.ttft_s for visit in visits), **where),
+            token=DepthTimes(n_bytes=n_written, seconds=tuple(visit.token_s for visit in visits), **where),
+        )
+
+    def first(self, n_rounds: int) -> _Timed:
+        """Without the rounds beyond so many."""
+        parts = (dataclasses.replace(one, seconds=one.seconds[:n_rounds]) for one in (self.ttft, self.token))
+        ttft, token = parts
+        return _Timed(ttft=ttft, token=token)
+
+
+def _depth(facts: GgufFacts) -> int:
+    """Layers that a token passes through."""
+    return facts.n_layer - facts.n_layer_nextn
+
+
+def _as_long(counts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Each as long as the longest, by its last."""
+    n_most = max(map(len, counts))
+    return [one + one[-1:] * (n_most - len(one)) for one in counts]
+
+
+def _turn(ttft: Estimate | None, token: Estimate | None, n_gen: int) -> Estimate | None:
+    if ttft is None or token is None:
+        return None
+    values = {name: getattr(ttft, name) + (n_gen - 1) * getattr(token, name) for name in ("p50", "low", "high")}
+    return dataclasses.replace(ttft, **values)
