@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from command_line import check_refused, offloadtune
 from conftest import MIB, CardMaker
+from small_moe import write_small_moe
 
 from offloadtune import pipeline, report
-from offloadtune.engine import Abreast, TrialFailedError, VisitPlan
+from offloadtune.engine import Abreast, Runner, TrialFailedError, VisitPlan
 from offloadtune.gguf import read_gguf
 from offloadtune.pipeline import standin_sweeping
 from offloadtune.pipeline.shapes import facts_of_shape
@@ -111,6 +112,25 @@ def test_a_card_that_holds_a_part_holds_the_same_part_of_fewer_layers(
     assert max(n_tried) <= 16  # the card has no room for all of the whole
     n_best = found.sweep.recommendation.trial.settings.n_gpu_layers
     assert abs(found.wholes[0].settings.n_gpu_layers / (whole.n_layer + 1) - n_best / 17) < 0.1
+
+
+def test_a_mixture_of_experts_and_a_sliding_window_are_swept_from_end_to_end(home: Path, make_card: CardMaker) -> None:
+    """Half of each on the card; the settings found run in a worker of their own."""
+    mixture, windows = home / "mixture.gguf", home / "windows.gguf"
+    write_small_moe(mixture)
+    asked = pipeline.StandinRequest(source="gemma-3-270m", quant="Q4_K_M", output=windows, n_layer=12)
+    assert pipeline.write_standin(asked).n_swa
+    for path in (mixture, windows):
+        facts = read_gguf(path)
+        assert facts.stands_for
+        card = make_card(2, facts.file_bytes // 2 + 64 * MIB)
+        request = SweepRequest(path=path, budget_s=40, workload=SHORT, endpoints=(card.endpoint,), fixed=SLOW_HOST)
+        found = pipeline.sweep(request, lambda _: None)
+        offloaded = [result for result in found.results if result.trial.settings.offloads]
+        assert any(result.outcome is Outcome.OK for result in offloaded), [result.reason for result in offloaded]
+        with Runner(path, (card.endpoint,)) as runner:
+            again = runner.run(found.recommendation.trial, PLAN, timeout_s=60)
+        assert again.outcome is Outcome.OK, again.reason
 
 
 def test_what_names_no_model_or_two_is_refused() -> None:
