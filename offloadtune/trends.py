@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offloadtune.benches import BenchRun, MeasureKind
-from offloadtune.records import Verdict
+from offloadtune.records import StandsFor, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +134,7 @@ class StaleProfile:
     gguf_path: Path
     why: str
     command: str
+    stands_for: StandsFor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,6 +185,8 @@ class Benching:
             duration_s=round(self._elapsed_s(), 3),
             is_interrupted=self.is_interrupted,
             ended_by=self.ended_by,
+            n_layer=self.facts.n_layer,
+            stands_for=self.facts.stands_for,
         )
 
     def _tell_first(self, standing: Sequence[Disturbance]) -> None:

@@ -22,6 +22,7 @@ from offloadtune.records import (
     Settings,
     Target,
 )
+from offloadtune.report.standins import standin_lines
 from offloadtune.report.words import largest_tensors, printable
 from offloadtune.sweeps import SweepReport
 from offloadtune.units import (
@@ -84,6 +85,7 @@ def _tensor_table(facts: GgufFacts) -> Table:
 def sweep_view(report: SweepReport) -> RenderableType:
     """The answer: figures, settings, reasons, and how to use it."""
     return Group(
+        *standin_lines(report.facts.stands_for, report.facts.n_layer),
         *answer_lines(report.recommendation, report.baselines, report.n_steps, report.skipped),
         *_expected_lines(report),
         *_memory_lines(report),
@@ -122,11 +124,17 @@ def _memory_lines(report: SweepReport) -> Iterator[RenderableType]:
 
 def _next_lines(report: SweepReport) -> Iterator[RenderableType]:
     """The commands that go on from here."""
-    file = shlex.quote(str(report.facts.path))
-    yield Text(f"serve it: offloadtune apply {file}")
+    file, real = shlex.quote(str(report.facts.path)), report.facts.stands_for
+    if real and report.facts.n_layer != real.n_layer:
+        yield Text(
+            "settings for the real file take a stand-in with all of its layers: offloadtune standin, no --layers"
+        )
+        return
+    yield Text(f"for the real file: offloadtune export {file} --yes" if real else f"serve it: offloadtune apply {file}")
     rivals = [one.against for one in report.recommendation.versus if one.ratio.n_samples]
     if rivals:
-        yield Text(f"check it by hand: offloadtune export {file} --of {rivals[0]}", style="dim")
+        sure = " --yes" if real else ""
+        yield Text(f"check it by hand: offloadtune export {file} --of {rivals[0]}{sure}", style="dim")
 
 
 def answer_lines(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.text import Text
 from offloadtune.benches import BenchRun, Measure, MeasureKind
 from offloadtune.records import Settings
 from offloadtune.report.json_values import plain
+from offloadtune.report.standins import standin_lines, standin_words
 from offloadtune.report.words import printable
 from offloadtune.rows import BenchRow, ImportedRows
 from offloadtune.trends import BrokenTrend, FigureCheck, StaleProfile, Trend, TrendCheck, TrendReport, TrendRow
@@ -95,6 +96,7 @@ def imported_json(imported: ImportedRows) -> dict[str, Any]:
 def _trend_lines(trend: Trend) -> Iterator[RenderableType]:
     where = "" if trend.is_here else ", another machine than this"
     yield Text(f"{printable(trend.gguf_path.name)} on {printable(trend.machine_id)}{where}", style="bold")
+    yield from _standin_lines(row.run for row in trend.rows)
     if len(trend.rows) > 1:
         sparks = Table(box=None, show_header=False, pad_edge=False)
         for one in trend.sparks:
@@ -111,7 +113,7 @@ def _trend_lines(trend: Trend) -> Iterator[RenderableType]:
     for row, figures in zip(trend.rows, cells, strict=True):
         settings = '"' if row.run.settings == above else _settings_words(row.run.settings)
         above = row.run.settings
-        words = (_when(row.run.started_at) + _ending_words(row.run), *figures, settings, "; ".join(row.changes))
+        words = (_when(row.run.started_at) + _marks(row.run), *figures, settings, "; ".join(row.changes))
         table.add_row(*map(printable, words))
     yield table
     for run in (row.run for row in trend.rows if row.run.ended_by):
@@ -121,10 +123,16 @@ def _trend_lines(trend: Trend) -> Iterator[RenderableType]:
     yield Text("")
 
 
-def _ending_words(run: BenchRun) -> str:
-    if run.is_interrupted:
-        return ", interrupted"
-    return ", cut short" if run.ended_by else ""
+def _standin_lines(runs: Iterable[BenchRun]) -> Iterator[Text]:
+    """What the runs were of, where that was no real file: once for each such file."""
+    for stands_for, n_layer in dict.fromkeys((run.stands_for, run.n_layer) for run in runs):
+        yield from standin_lines(stands_for, n_layer)
+
+
+def _marks(run: BenchRun) -> str:
+    marks = [", stand-in"] if run.stands_for else []
+    marks += [", interrupted"] if run.is_interrupted else [", cut short"] if run.ended_by else []
+    return "".join(marks)
 
 
 def _shown(run: BenchRun) -> tuple[list[Measure], list[Measure]]:
@@ -179,6 +187,8 @@ def _run_json(row: TrendRow) -> dict[str, Any]:
         "script": run.script,
         "offloadtune_version": run.offloadtune_version,
         "gguf_id": run.gguf_id,
+        "n_layer": run.n_layer,
+        "stands_for": plain(run.stands_for),
         "engine": {"version": run.engine.version, "build_id": run.engine.build_id},
         "drivers": list(run.drivers),
         "settings": plain(run.settings),
@@ -198,8 +208,9 @@ def _broken_line(broken: BrokenTrend) -> Text:
 
 
 def _stale_line(stale: StaleProfile) -> Text:
-    name = printable(stale.gguf_path.name)
-    words = f"{name}: its profile was made with {printable(stale.why)}; measure it anew with a short sweep:"
+    name, standin = printable(stale.gguf_path.name), standin_words(stale.stands_for, None)
+    what = f"{name} ({standin})" if standin else name
+    words = f"{what}: its profile was made with {printable(stale.why)}; measure it anew with a short sweep:"
     return Text(f"{words} {printable(stale.command)}")
 
 
