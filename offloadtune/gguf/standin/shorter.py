@@ -113,14 +113,12 @@ def _kinds(facts: GgufFacts) -> Iterator[tuple[object, ...]]:
 
 
 def _spread(places: range, blocks: range, period: int) -> Iterator[int]:
-    """For each of `places` the block of the same kind that lies nearest to its share of the way."""
+    """For each of `places` the block of the same kind nearest to its share of the way that leaves room for the next."""
     step = (len(blocks) - 1) / max(1, len(places) - 1)
+    n_periods = (len(blocks) - len(places)) // period
     for place in places:
-        aim = blocks.start + step * (place - places.start)
-        nearest = place + period * round((aim - place) / period)
-        while nearest not in blocks:
-            nearest += period if nearest < blocks.start else -period
-        yield nearest
+        ahead = (step - 1) * (place - places.start)
+        yield place + period * min(round(ahead / period), n_periods)
 
 
 def _out_of_step(facts: GgufFacts, n_ends: int, period: int, n_layer: int) -> UsageError:
