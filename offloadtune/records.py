@@ -229,6 +229,11 @@ class StandsFor:
     quantisation: str
     n_layer: int
 
+    def words(self, n_layer: int | None) -> str:
+        """What a file of `n_layer` layers is, None where they are not known, in a few words of the file's own."""
+        share = "" if n_layer in {None, self.n_layer} else f", {n_layer} of its {self.n_layer} layers"
+        return f"stand-in for {self.label} {self.quantisation}{share}, with random weights"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFacts:
@@ -280,11 +285,7 @@ class GgufFacts:
     @property
     def standin_words(self) -> str:
         """What a stand-in stands for, in a few words of the file's own; "" for a real file."""
-        real = self.stands_for
-        if real is None:
-            return ""
-        share = "" if self.n_layer == real.n_layer else f", {self.n_layer} of its {real.n_layer} layers"
-        return f"stand-in for {real.label} {real.quantisation}{share}, with random weights"
+        return self.stands_for.words(self.n_layer) if self.stands_for else ""
 
 
 # --- what is tried -------------------------------------------------------------------------------------------------

@@ -93,12 +93,13 @@ class ByDepths:
             is_interrupted = True
         except TrialFailedError as error:
             listen(Said(text=f"What the whole model comes to is not known: {error.result.reason}."))
-        settings = self._of_whole(trial.settings)
+        settings, real = (
+            self._of_whole(trial.settings),
+            dataclasses.replace(self.whole, stands_for=self.deep.stands_for),
+        )
         return StandinReport(
             sweep=found,
-            apply_text=apply_text(
-                dataclasses.replace(trial, settings=settings), self.whole.path, self.request.endpoints
-            ),
+            apply_text=apply_text(dataclasses.replace(trial, settings=settings), real, self.request.endpoints),
             why_fewer=why_fewer,
             depths=(self.shallow.n_layer, self.deep.n_layer),
             n_layer=self.whole.n_layer,

@@ -277,6 +277,7 @@ class Measuring:
             endpoints=self.request.endpoints,
             n_os_cpus=os.cpu_count(),
             ruler=store.RULER,
+            n_layer=self.facts.n_layer,
             stands_for=self.facts.stands_for,
             started_at=self.started_at.isoformat(timespec="seconds"),
         )

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from offloadtune.records import Estimate
 from offloadtune.report.json_values import plain, sweep_json
+from offloadtune.report.standins import STANDIN_LIMITS
 from offloadtune.report.terminal import settings_words, sweep_view, use_lines
 from offloadtune.report.words import printable
 from offloadtune.sweeps import Extrapolation, StandinReport, WholeFigures
@@ -62,7 +63,7 @@ def _reasons(whole: WholeFigures) -> Iterator[str]:
         yield f"{apart}." if phase.whole_s else f"{apart}: too far to name a figure."
     if whole.no_room:
         yield "The figures are those that this machine would reach if it had room for the whole."
-    yield "A stand-in has random weights: it says nothing of text quality, draft models or a trained router."
+    yield f"A stand-in has random weights: it {STANDIN_LIMITS}."
 
 
 def _seconds(estimate: Estimate | None) -> str:

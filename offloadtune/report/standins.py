@@ -18,10 +18,7 @@ STANDIN_LIMITS = "says nothing of text quality, draft models or a trained router
 
 def standin_words(real: StandsFor | None, n_layer: int | None) -> str:
     """What a file of `n_layer` layers stands for, None where they are not known; "" for a real file."""
-    if real is None:
-        return ""
-    share = "" if n_layer in {None, real.n_layer} else f", {n_layer} of its {real.n_layer} layers"
-    return printable(f"stand-in for {real.label} {real.quantisation}{share}, with random weights")
+    return printable(real.words(n_layer)) if real else ""
 
 
 def standin_lines(real: StandsFor | None, n_layer: int | None) -> tuple[Text, ...]:
