@@ -163,7 +163,7 @@ class WholeFigures:
     """What settings would reach with the whole model, as its stand-ins of fewer layers say.
 
     `name` is "recommended" or a baseline's. `turn_s` is None where a phase is. `no_room` says what memory the whole
-    lacks here, "" where it lacks none.
+    lacks here with these settings, "" where it lacks none.
     """
 
     name: str
@@ -179,8 +179,8 @@ class StandinReport:
     """A sweep of a model that is not here, by a stand-in.
 
     `sweep` is that of the stand-in. Where it has fewer layers than the model, `why_fewer` says why and `wholes` hold
-    the recommended settings first, then those it is compared with, as found in `depths`; else "" and ().
-    `apply_text` is what the target takes for the model itself, with a placeholder for its path.
+    the recommended settings first, then those it is compared with, as found in `depths`; else "" and (). `notes` say
+    what is missing there. `apply_text` is what the target takes for the model itself, with a placeholder for its path.
     """
 
     sweep: SweepReport
@@ -189,4 +189,5 @@ class StandinReport:
     depths: tuple[int, ...] = ()
     n_layer: int = 0
     wholes: tuple[WholeFigures, ...] = ()
+    notes: tuple[str, ...] = ()
     is_interrupted: bool = False

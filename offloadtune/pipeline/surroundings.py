@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,16 @@ class Surroundings:
         parts = (found.host_weights_bytes, found.host_kv_cache_bytes, found.host_compute_bytes, found.output_bytes)
         return int(sum(part[0] for part in parts))
 
+    def context_bytes(self, facts: GgufFacts, settings: Settings) -> tuple[int, int]:
+        """What main memory holds besides weights: caches, which go by the layers, and buffers, which do not."""
+        found = self._reckoned(facts, [settings])
+        return int(found.host_kv_cache_bytes[0]), int((found.host_compute_bytes + found.output_bytes)[0])
+
+    @property
+    def free_bytes(self) -> int:
+        """Of all devices together."""
+        return sum(n_bytes or 0 for n_bytes in self.place.room.free_bytes)
+
     def lacking(self, host_bytes: int) -> str:
         """What main memory lacks to hold so much, as a sentence; "" where it does not."""
         available = self.place.room.available_bytes
@@ -57,11 +68,21 @@ class Surroundings:
 
 
 def surroundings(endpoints: Sequence[str], limit_bytes: int | None, command: Sequence[str]) -> Surroundings:
-    """Those of now. Raises EngineMissingError, EngineError."""
+    """Those of now; `limit_bytes` is of all devices together. Raises EngineMissingError, EngineError."""
     with Runner(Path(), endpoints, command) as runner:
         try:
             engine, devices = runner.describe()
         except EngineMissingError as error:
             raise EngineMissingError(str(error), hint=rebuild_line()) from None
     machine = Machine(host=probe_host(measure=False), devices=devices)
-    return Surroundings(place=machine_place(machine, engine, limit_bytes))
+    return limited(Surroundings(place=machine_place(machine, engine)), limit_bytes)
+
+
+def limited(around: Surroundings, limit_bytes: int | None) -> Surroundings:
+    """With no more than so much on all devices together, shared as their free memory is."""
+    free = around.free_bytes
+    if limit_bytes is None or free <= limit_bytes:
+        return around
+    room = around.place.room
+    parts = tuple(None if one is None else one * limit_bytes // free for one in room.free_bytes)
+    return Surroundings(place=dataclasses.replace(around.place, room=dataclasses.replace(room, free_bytes=parts)))

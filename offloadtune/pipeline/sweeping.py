@@ -32,7 +32,7 @@ def sweep(request: SweepRequest, listen: Listener) -> SweepReport:
     facts = read_gguf(request.path)
     check(request, facts)
     with store.measuring_alone(store.data_dir(), facts.path.name):
-        return _measure_and_answer(request, facts, listen)
+        return measure_and_answer(request, facts, listen)
 
 
 def unbreakable(listen: Callable[[OneEvent], None]) -> Callable[[OneEvent], None]:
@@ -45,7 +45,8 @@ def unbreakable(listen: Callable[[OneEvent], None]) -> Callable[[OneEvent], None
     return heard_or_not
 
 
-def _measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listener) -> SweepReport:
+def measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listener) -> SweepReport:
+    """A sweep of what was checked, for who holds the lock that nobody else measures; raises as `sweep` does."""
     sha256_before = sha256(facts, listen, force=True) if request.prove else None
     with GuardedRunner(
         facts,

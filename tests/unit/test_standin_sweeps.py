@@ -22,7 +22,7 @@ from offloadtune.pipeline import standin_sweeping
 from offloadtune.pipeline.depths import ByDepths, begin_settings
 from offloadtune.pipeline.rooms import Place
 from offloadtune.pipeline.shapes import facts_of_shape
-from offloadtune.pipeline.surroundings import Surroundings
+from offloadtune.pipeline.surroundings import Surroundings, limited
 from offloadtune.records import GgufFacts, Settings, StandsFor, Workload
 from offloadtune.report import standin_sweep_json, standin_sweep_view
 from offloadtune.sweeps import Extrapolation, StandinReport, SweepRequest, WholeFigures
@@ -70,7 +70,7 @@ def by_depths(card_bytes: int | None, **fixed: Any) -> ByDepths:
         shallow=shorter(8),
         deep=shorter(16),
         around=around(card_bytes),
-        no_room="",
+        why_fewer="no room",
     )
 
 
@@ -79,16 +79,21 @@ def by_depths(card_bytes: int | None, **fixed: Any) -> ByDepths:
 
 def test_the_two_are_of_8_and_16_layers_where_there_is_room_and_fewer_where_there_is_not() -> None:
     counts = layer_counts(BIG)
-    assert standin_sweeping._depths(BIG, around(None), "no room") == (8, 16)
+    small = Settings(n_ctx=512)
+    assert standin_sweeping._depths(BIG, small, around(None), "no room") == (8, 16)
     sizes = {n: standin_sweeping._bytes_of(BIG, n) for n in counts}
-    assert standin_sweeping._depths(BIG, around(None, sizes[8] + sizes[16] - 1), "no room") in {(7, 15), (8, 15)}
+    assert standin_sweeping._depths(BIG, small, around(None, sizes[8] + sizes[16]), "no room") in {(7, 15), (8, 15)}
+    long = Settings(n_ctx=131072, flash_attn_type="enabled")  # 40 GiB of cache in 80 layers
+    shallow, deep = standin_sweeping._depths(BIG, long, around(None, 24 * GIB), "no room")
+    assert sizes[shallow] + sizes[deep] + (shallow + deep) * GIB // 2 < 24 * GIB
+    assert deep < 16
     with pytest.raises(NothingWorksError, match="two stand-ins of fewer layers have none either"):
-        standin_sweeping._depths(BIG, around(None, GIB), "no room")
+        standin_sweeping._depths(BIG, small, around(None, GIB), "no room")
 
 
 def test_windows_keep_their_period() -> None:
     gemma = facts_of_shape("gemma-3-27b", "Q4_K_M")
-    shallow, deep = standin_sweeping._depths(gemma, around(None, 64 * GIB), "no room")
+    shallow, deep = standin_sweeping._depths(gemma, Settings(n_ctx=512), around(None, 64 * GIB), "no room")
     assert (shallow, deep) == (6, 12)
     assert kept_blocks(gemma, shallow)
 
@@ -98,7 +103,7 @@ def test_a_disk_too_small_is_told_with_its_size(tmp_path: Path, monkeypatch: pyt
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=20 * GIB))
     words = standin_sweeping._full_disk([(BIG, BIG.n_layer)])
-    assert words == f"it would take 39.6 GiB of the disk of {tmp_path}, which has 20.0 GiB free"
+    assert words == f"it would take 39.7 GiB of the disk of {tmp_path}, which has 20.0 GiB free"
     assert standin_sweeping._full_disk([(BIG, 8), (BIG, 16)]) == ""
 
 
@@ -135,6 +140,40 @@ def test_layers_that_the_user_fixed_are_those_of_the_whole() -> None:
     assert everything._of_whole(Settings(n_gpu_layers=17)).n_gpu_layers == 31
 
 
+def test_a_limit_is_of_all_cards_together() -> None:
+    one = around(24 * GIB).place.room
+    both = dataclasses.replace(
+        one,
+        names=("CUDA0", "CUDA1"),
+        backends=one.backends * 2,
+        free_bytes=(24 * GIB, 8 * GIB),
+        runtime_bytes=(0, 0),
+        margin_bytes=(0, 0),
+        shares=(3.0, 1.0),
+    )
+    free = Surroundings(place=Place(room=both, bases=(), warnings=()))
+    few = limited(free, 8 * GIB)
+    assert few.place.room.free_bytes == (6 * GIB, 2 * GIB)
+    assert limited(free, 40 * GIB) == free
+    settings = Settings(n_ctx=512)
+    n_most = few.most_layers(BIG, settings)
+    assert 0 < few.device_bytes(BIG, settings.replace(n_gpu_layers=n_most)) <= 8 * GIB
+
+
+def test_layers_that_predict_further_tokens_are_on_the_card_first() -> None:
+    """The whole with everything on the card is each stand-in with everything on it."""
+    whole = facts_of_shape("qwen3.8-27b-mtp", "Q4_K_M")
+    n_more = whole.n_layer_nextn
+    assert n_more
+    sides = {n: dataclasses.replace(whole, n_layer=n + n_more) for n in (8, 16)}
+    depths = dataclasses.replace(by_depths(None), whole=whole, shallow=sides[8], deep=sides[16])
+    for n, side in sides.items():
+        assert depths._layers_around(side, whole.n_layer + 1) == (n + n_more + 1,)
+        assert depths._layers_around(side, 0) == (0,)
+        half = (whole.n_layer - n_more) // 2 + n_more + 1
+        assert depths._layers_around(side, half) == (n // 2 + n_more + 1,)
+
+
 def test_what_counts_layers_of_experts_is_refused() -> None:
     with pytest.raises(UsageError, match="n_cpu_moe counts layers of the whole"):
         by_depths(GIB, n_cpu_moe=4)
@@ -161,6 +200,7 @@ def told(*, is_known: bool = True) -> StandinReport:
         return Extrapolation(linear_s=estimate(p50), scaled_s=estimate(1.1 * p50), apart_frac=0.1, whole_s=whole)
 
     lacks = "main memory would have to hold 38.7 GiB and has 14.9 GiB available"
+    rows = (("recommended", 41, 1.0), ("cpu_only", 0, 2.0))
     wholes = tuple(
         WholeFigures(
             name=name,
@@ -168,9 +208,9 @@ def told(*, is_known: bool = True) -> StandinReport:
             ttft=phase(10.0 * times),
             token=phase(0.5 * times),
             turn_s=estimate(130.0 * times) if is_known else None,
-            no_room=lacks,
+            no_room=lacks if name == "cpu_only" else "",
         )
-        for name, n_gpu_layers, times in (("recommended", 41, 1.0), ("cpu_only", 0, 2.0))
+        for name, n_gpu_layers, times in rows
     )
     return StandinReport(
         sweep=dataclasses.replace(report(), facts=facts),
@@ -187,7 +227,7 @@ def told(*, is_known: bool = True) -> StandinReport:
     [
         ("known", told()),
         ("apart", told(is_known=False)),
-        ("stopped", dataclasses.replace(told(), wholes=(), is_interrupted=True)),
+        ("stopped", dataclasses.replace(told(), wholes=(), notes=("stopped by you",), is_interrupted=True)),
     ],
 )
 def test_view(name: str, found: StandinReport) -> None:
