@@ -14,6 +14,7 @@ from offloadtune.pipeline.answering import answer_sweep, sha256
 from offloadtune.pipeline.checking import check
 from offloadtune.pipeline.guarding import GuardedRunner
 from offloadtune.pipeline.interrupts import deaf
+from offloadtune.pipeline.marking import standin_sentence
 from offloadtune.pipeline.measuring import Measuring
 from offloadtune.pipeline.rebuilding import missing_backend, rebuild_line
 from offloadtune.records import GgufFacts, Target, Trial
@@ -32,6 +33,8 @@ def sweep(request: SweepRequest, listen: Listener) -> SweepReport:
     facts = read_gguf(request.path)
     check(request, facts)
     with store.measuring_alone(store.data_dir(), facts.path.name):
+        if words := standin_sentence(facts):
+            listen(Said(text=words))
         return _measure_and_answer(request, facts, listen)
 
 
