@@ -66,6 +66,8 @@ FIELDS: dict[str, FieldKind] = {
 
 ROW_FORMATS = ("md", "json", "jsonl", "sql", "csv")
 OUR_PREFIX = "offloadtune_"
+STANDS_FOR = f"{OUR_PREFIX}stands_for"
+"""In `extra`, of a stand-in alone: what it stands for, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

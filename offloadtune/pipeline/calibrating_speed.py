@@ -25,6 +25,7 @@ from offloadtune.pipeline.checking import check_calibration, check_memory
 from offloadtune.pipeline.devices import machine_place
 from offloadtune.pipeline.guarding import GuardedRunner
 from offloadtune.pipeline.interrupts import deaf
+from offloadtune.pipeline.marking import standin_sentence
 from offloadtune.pipeline.probing import standing_now
 from offloadtune.pipeline.rebuilding import rebuild_line, rebuild_words
 from offloadtune.pipeline.spaces import SelfTestMemory
@@ -113,6 +114,8 @@ class CalibratingSpeed:
     ) -> None:
         self.request, self.facts, self.runner, self.listen = request, facts, runner, listen
         self.start_s = time.monotonic()
+        if words := standin_sentence(facts):
+            listen(Said(text=words))
         for one in standing_now(request.endpoints):
             listen(Said(text=one.words))
         self.engine, devices = runner.describe()
@@ -180,6 +183,8 @@ class CalibratingSpeed:
             store_path=store.speed_path(self.machine),
             is_interrupted=self.is_interrupted,
             duration_s=round(time.monotonic() - self.start_s, 3),
+            n_layer=self.facts.n_layer,
+            stands_for=self.facts.stands_for,
         )
 
     def _heed_self_tests(self) -> None:

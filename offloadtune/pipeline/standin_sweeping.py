@@ -123,8 +123,9 @@ def _written(shape: str, quant: str, whole: GgufFacts, n_layer: int, listen: Lis
         found = write_standin(
             asked, lambda done, total: listen(FileGrows(path=path, n_done_bytes=done, n_all_bytes=total))
         )
-    kept = f"It stays at {path}, {format_bytes(found.file_bytes)}, until you delete it."
-    listen(Said(text=f"Measured is a {found.standin_words}. {kept}"))
+    share = "all" if n_layer == whole.n_layer else str(n_layer)
+    kept = f"stays at {path}, {format_bytes(found.file_bytes)}, until you delete it"
+    listen(Said(text=f"The stand-in of {share} of {whole.n_layer} layers {kept}."))
     return found
 
 

@@ -14,6 +14,7 @@ from offloadtune.pipeline.answering import answer_sweep, sha256
 from offloadtune.pipeline.checking import check
 from offloadtune.pipeline.guarding import GuardedRunner
 from offloadtune.pipeline.interrupts import deaf
+from offloadtune.pipeline.marking import standin_sentence
 from offloadtune.pipeline.measuring import Measuring
 from offloadtune.pipeline.rebuilding import missing_backend, rebuild_line
 from offloadtune.records import GgufFacts, Target, Trial
@@ -47,6 +48,8 @@ def unbreakable(listen: Callable[[OneEvent], None]) -> Callable[[OneEvent], None
 
 def measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listener) -> SweepReport:
     """A sweep of what was checked, for who holds the lock that nobody else measures; raises as `sweep` does."""
+    if words := standin_sentence(facts):
+        listen(Said(text=words))
     sha256_before = sha256(facts, listen, force=True) if request.prove else None
     with GuardedRunner(
         facts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offloadtune.benches import BenchRun, Measure, MeasureKind
-from offloadtune.records import Settings
+from offloadtune.records import Settings, StandsFor
 from offloadtune.report.json_values import plain
 from offloadtune.report.standins import standin_lines, standin_words
 from offloadtune.report.words import printable
@@ -63,7 +64,8 @@ def checks_json(checks: Sequence[TrendCheck]) -> dict[str, Any]:
 def regression_words(checks: Sequence[TrendCheck]) -> str:
     """The sentence of what ran slower; "" where nothing did."""
     found = [
-        f"{printable(one.gguf_path.name)} runs slower than before: {', '.join(map(_slower_words, one.slower))}"
+        f"{_file_words(one.gguf_path, one.stands_for, one.n_layer)} runs slower than before: "
+        f"{', '.join(map(_slower_words, one.slower))}"
         for one in checks
         if one.slower
     ]
@@ -208,10 +210,14 @@ def _broken_line(broken: BrokenTrend) -> Text:
 
 
 def _stale_line(stale: StaleProfile) -> Text:
-    name, standin = printable(stale.gguf_path.name), standin_words(stale.stands_for, None)
-    what = f"{name} ({standin})" if standin else name
+    what = _file_words(stale.gguf_path, stale.stands_for, None)
     words = f"{what}: its profile was made with {printable(stale.why)}; measure it anew with a short sweep:"
     return Text(f"{words} {printable(stale.command)}")
+
+
+def _file_words(path: Path, stands_for: StandsFor | None, n_layer: int | None) -> str:
+    name, standin = printable(path.name), standin_words(stands_for, n_layer)
+    return f"{name} ({standin})" if standin else name
 
 
 # --- a check -------------------------------------------------------------------------------------------------------
@@ -221,6 +227,7 @@ def _check_lines(check: TrendCheck) -> Iterator[RenderableType]:
     name, before = printable(check.gguf_path.name), format_count(check.n_earlier, "run")
     when = f"the run of {_when(check.started_at)} against {before} before it"
     yield Text(f"{name} on {printable(check.machine_id)}: {when}", style="bold")
+    yield from standin_lines(check.stands_for, check.n_layer)
     judged = [one for one in check.figures if one.verdict]
     if judged:
         table = Table(box=None, pad_edge=False, header_style="bold")

@@ -71,7 +71,10 @@ def test_a_model_that_is_not_here_is_swept_in_full_and_its_file_is_used_again(ho
     assert found.depths == ()
     facts = read_gguf(next((home / "standins").glob("*.gguf")))
     assert found.sweep.facts.gguf_id == facts.gguf_id
-    assert f"stand-in for SmolLM2-135M Q4_1, with random weights. It stays at {facts.path}" in said(events)
+    assert f"The stand-in of all of 30 layers stays at {facts.path}, " in said(events)
+    assert f"{facts.path.name} is a stand-in for SmolLM2-135M Q4_1, with random weights: it says nothing" in said(
+        events
+    )
     _, events = sweep("smollm2-135m", "Q4_1", 20, fixed={"n_threads": 2, "n_threads_batch": 2})
     assert not any(isinstance(event, FileGrows) for event in events)
 

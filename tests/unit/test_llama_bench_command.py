@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ from sample_records import ENGINE, FACTS
 
 from offloadtune.engine import RulerFailedError, RulerRep, RulerTest
 from offloadtune.errors import NothingWorksError, StoreError, UsageError
+from offloadtune.logs import read_rows
 from offloadtune.pipeline import rows as pipeline_rows
-from offloadtune.records import Evidence, Outcome, Settings
-from offloadtune.rows import FIELDS
+from offloadtune.records import Evidence, Outcome, Settings, StandsFor
+from offloadtune.rows import FIELDS, ROW_FORMATS, STANDS_FOR
 
 REAL = json.loads((FOLDER / "llama_bench" / "real.json").read_text(encoding="utf-8"))
 DESCRIBED = ("cpu_info", "gpu_info", "backends", "model_type", "model_size", "model_n_params")
@@ -101,6 +103,58 @@ def test_names_order_types_and_what_is_fixed_are_the_real_tools(in_process: InPr
         assert {n: v for n, v in our_row.items() if n not in MEASURED} == {
             n: v for n, v in their_row.items() if n not in MEASURED
         }
+
+
+@pytest.fixture
+def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = StandsFor(label="Llama-3|8B\x1b[2J", quantisation="Q4_K_M", n_layer=FACTS.n_layer)
+    monkeypatch.setattr(pipeline_rows, "read_gguf", lambda _path: dataclasses.replace(FACTS, stands_for=real))
+
+
+STANDIN_WORDS = "stand-in for Llama-3|8B[2J Q4_K_M, with random weights"
+STANDIN_TYPE = f"{REAL[0]['model_type']}, stand-in"
+
+
+@pytest.mark.usefixtures("_stand_in")
+@pytest.mark.parametrize("text_format", ["md", "csv", "sql", "json", "jsonl"])
+def test_rows_of_a_stand_in_say_so_in_every_form(in_process: InProcess, tmp_path: Path, text_format: str) -> None:
+    ended = bench(in_process, "-p", "8,9", "-n", "0", "-o", text_format)
+    assert ended.err.splitlines()[0].startswith(f"Warning: {FACTS.path.name} is a {STANDIN_WORDS}: it says nothing")
+    assert ended.err.count("stand-in") == 1
+    assert in_process("history", "--rows", text_format).out.endswith(ended.out)
+    assert ended.out.count(STANDIN_TYPE) == 2
+    if text_format == "md":
+        above, _, head = ended.out.splitlines()[:3]
+        assert above == f"{STANDIN_WORDS}: says nothing of text quality, draft models or a trained router"
+        assert head.startswith("| model")
+        return
+    path = tmp_path / "rows"
+    path.write_text(ended.out, encoding="utf-8")
+    rows = read_rows(path).rows
+    assert [list(row.fields) for row in rows] == [list(FIELDS)] * 2
+    assert {row.fields["model_type"] for row in rows} == {STANDIN_TYPE}
+    is_kept = text_format == "jsonl"
+    assert {row.extra.get(STANDS_FOR) for row in rows} == {STANDIN_WORDS if is_kept else None}
+
+
+def test_rows_of_a_real_file_have_no_mark(in_process: InProcess) -> None:
+    for text_format in ROW_FORMATS:
+        ended = bench(in_process, "-p", "8", "-n", "0", "-o", text_format)
+        assert ended.code == 0
+        assert "stand" not in ended.out + ended.err
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_imported_rows_of_a_stand_in_keep_the_mark(in_process: InProcess, tmp_path: Path) -> None:
+    ended = bench(in_process, "-p", "8", "-n", "0", "-o", "jsonl")
+    value = json.loads(ended.out)
+    lines = [json.dumps({**value, "n_prompt": i, STANDS_FOR: words}) for i, words in enumerate(("a\nb", [1], None, ""))]
+    path = tmp_path / "rows"
+    path.write_text("\n".join([ended.out.strip(), *lines]), encoding="utf-8")
+    assert STANDIN_TYPE in in_process("history", "--import", str(path)).out
+    _, imported = in_process("history", "--rows", "md").out.split("imported:\n\n")
+    above = [line.partition(": says nothing")[0] for line in imported.splitlines() if ": says nothing" in line]
+    assert above == [STANDIN_WORDS, "ab", "[1]"]
 
 
 def test_a_value_that_fails_keeps_no_other_from_being_measured(in_process: InProcess) -> None:

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +22,36 @@ from rich.console import Console, RenderableType
 from sample_records import ENGINE, FACTS, MACHINE, SERVER_SETTINGS, TRIAL, header, journals, recalled, report, summary
 from sample_runs import bench_run
 
-from offloadtune import store
-from offloadtune.bench import figures_of
-from offloadtune.benches import BenchReport, BenchRun
+from offloadtune import pipeline, store
+from offloadtune.bench import figures_of, trend
+from offloadtune.benches import BenchReport, BenchRequest, BenchRun
+from offloadtune.errors import BudgetError
 from offloadtune.export import Profile, render_profile
+from offloadtune.pipeline import benching, sweeping
 from offloadtune.pipeline.rendering import apply_text
 from offloadtune.pipeline.trending import _trend
-from offloadtune.records import GgufFacts, StandsFor, Target, Trial
+from offloadtune.records import WORKLOADS, GgufFacts, StandsFor, Target, Trial
 from offloadtune.report import (
     bench_json,
     bench_view,
+    calibration_json,
+    calibration_view,
+    checks_json,
+    checks_view,
     history_json,
     history_view,
     recall_json,
     recall_view,
+    regression_words,
     sweep_json,
     sweep_view,
     trends_json,
     trends_view,
 )
+from offloadtune.speeds import CalibrationReport
 from offloadtune.store import read_header, read_runs
-from offloadtune.trends import StaleProfile, TrendReport
+from offloadtune.sweeps import Said, SweepRequest
+from offloadtune.trends import StaleProfile, TrendCheck, TrendReport
 
 WHOLE = StandsFor(label="Llama-3-8B", quantisation="Q4_K_M", n_layer=FACTS.n_layer)
 DEEPER = dataclasses.replace(WHOLE, n_layer=32)
@@ -82,12 +92,43 @@ def trended(*runs: BenchRun, real: StandsFor = WHOLE) -> TrendReport:
     return TrendReport(trends=(_trend(runs, is_here=True),), broken=(), stale=(stale,))
 
 
+def checked(real: StandsFor | None, before: StandsFor | None, **changes: Any) -> TrendCheck:
+    """The sixth run of a file, after five that were of `before`."""
+    gguf_id = FACTS.gguf_id if real == before else "another"
+    runs = [bench_run(i, gguf_id=gguf_id, n_layer=FACTS.n_layer, stands_for=before) for i in range(5)]
+    return trend.check([*runs, bench_run(5, n_layer=FACTS.n_layer, stands_for=real, **changes)])
+
+
+def calibrated(real: StandsFor) -> CalibrationReport:
+    return CalibrationReport(
+        machine_id="a-card-01234567",
+        engine_version="llama-cpp-python 0.3.36",
+        path=Path("/models/stand-in.gguf"),
+        type_name="Q4_K",
+        devices=("CUDA0",),
+        n_passages=3,
+        n_loads=2,
+        n_timings=9,
+        coefficients=(),
+        checks=(),
+        failures=(),
+        words=(),
+        store_path=Path("/home/user/profiles/a-card-01234567/speed.json"),
+        is_interrupted=False,
+        duration_s=61.2,
+        n_layer=FACTS.n_layer,
+        stands_for=real,
+    )
+
+
 VIEWS: dict[str, Callable[[StandsFor], RenderableType]] = {
     "sweep": swept,
     "recall": lambda real: recall_view(dataclasses.replace(recalled(), n_layer=28, stands_for=real)),
     "history": lambda real: history_view([dataclasses.replace(summary(), stands_for=real, n_layer=28), *journals()]),
     "bench": lambda real: bench_view(benched(real)),
     "trends": lambda real: trends_view(trended(bench_run(), bench_run(1, n_layer=28, stands_for=real), real=real)),
+    "checks": lambda real: checks_view([checked(real, real)]),
+    "calibration": lambda real: calibration_view(calibrated(real)),
 }
 
 
@@ -100,9 +141,10 @@ def test_the_screen(name: str) -> None:
 
 
 def test_one_clear_line_stands_above_the_figures() -> None:
-    for name in ("sweep", "recall", "bench"):
+    for name in ("sweep", "recall", "bench", "calibration"):
         assert screen(VIEWS[name](WHOLE)).splitlines()[0] == LINE
-    assert LINE in screen(VIEWS["trends"](WHOLE)).splitlines()[1]
+    for name in ("trends", "checks"):
+        assert screen(VIEWS[name](WHOLE)).splitlines()[1] == LINE
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -135,6 +177,66 @@ def test_a_trend_tells_runs_of_a_stand_in_from_those_of_the_real_file() -> None:
     assert "Qwen 3 [8B].gguf (stand-in for Llama-3-8B Q4_K_M, with random weights): its profile was made with" in text
 
 
+def test_a_regression_names_what_ran() -> None:
+    slow = checked(WHOLE, WHOLE, slower=2.0)
+    name = f"{FACTS.path.name} (stand-in for Llama-3-8B Q4_K_M, with random weights) runs slower than before: "
+    assert regression_words([slow]).startswith(name)
+    assert "\x1b" not in regression_words([dataclasses.replace(slow, stands_for=HOSTILE)])
+    assert "stand-in" not in regression_words([checked(None, None, slower=2.0)])
+
+
+@pytest.mark.parametrize(
+    ("real", "before", "words"),
+    [
+        (None, WHOLE, "a stand-in with random weights"),
+        (WHOLE, None, "the real file or another stand-in"),
+        (WHOLE, HOSTILE, "the real file or another stand-in"),
+    ],
+)
+def test_a_stand_in_and_what_is_none_are_not_compared_unsaid(
+    real: StandsFor | None, before: StandsFor | None, words: str
+) -> None:
+    assert f"5 of 5 earlier runs measured something else: {words}." in checked(real, before).warnings
+    assert not checked(None, None).warnings
+    assert not checked(WHOLE, WHOLE).warnings
+    unmarked = [bench_run(i) for i in range(5)]
+    assert not trend.check([*unmarked, bench_run(5, **MARKS)]).warnings
+
+
+# --- while it is measured ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def standin_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Of a file that is read as a stand-in, and measured by nothing."""
+
+    def measured(*_: object) -> None:
+        raise BudgetError("No time.", hint="none")
+
+    for module, names in ((sweeping, ["check"]), (benching, ["check_bench", "choose"])):
+        monkeypatch.setattr(module, "read_gguf", lambda _path: stand_in(HOSTILE))
+        for name in names:
+            monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(sweeping, "_measure_and_answer", measured)
+    monkeypatch.setattr(benching, "_run", measured)
+    return tmp_path / "a.gguf"
+
+
+@pytest.mark.parametrize(
+    ("measure", "request_of"),
+    [(pipeline.sweep, partial(SweepRequest, workload=WORKLOADS["chat"])), (pipeline.bench_file, BenchRequest)],
+)
+def test_it_is_said_once_before_anything_is_measured(
+    measure: Callable[..., object], request_of: Callable[..., object], standin_path: Path
+) -> None:
+    events: list[Any] = []
+    with pytest.raises(BudgetError):
+        measure(request_of(path=standin_path, budget_s=1.0), events.append)
+    said = [event.text for event in events if isinstance(event, Said)]
+    what = 'stand-in for a[2J"b" coding: utf-7 \'coding, with random weights'
+    assert said == [f"stand-in.gguf is a {what}: it says nothing of text quality, draft models or a trained router."]
+
+
 # --- for programs --------------------------------------------------------------------------------------------------
 
 
@@ -142,8 +244,10 @@ def test_programs_are_told() -> None:
     swept_json = sweep_json(dataclasses.replace(report(), facts=stand_in(WHOLE)))
     recalled_json = recall_json(dataclasses.replace(recalled(), **MARKS))
     (journal,) = history_json([dataclasses.replace(summary(), **MARKS)])["journals"]
-    (trend,) = trends_json(trended(bench_run(**MARKS)))["trends"]
-    for value in (swept_json["gguf"], recalled_json["gguf"], journal, bench_json(benched(WHOLE)), trend["runs"][0]):
+    (one_trend,) = trends_json(trended(bench_run(**MARKS)))["trends"]
+    (check,) = checks_json([checked(WHOLE, WHOLE)])["checks"]
+    figures = bench_json(benched(WHOLE)), one_trend["runs"][0], check, calibration_json(calibrated(WHOLE))
+    for value in (swept_json["gguf"], recalled_json["gguf"], journal, *figures):
         assert {name: value[name] for name in IN_JSON} == IN_JSON
         json.dumps(value)
     assert sweep_json(report())["gguf"]["stands_for"] is None
