@@ -210,14 +210,14 @@ def test_a_stand_in_and_what_is_none_are_not_compared_unsaid(
 def standin_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Of a file that is read as a stand-in, and measured by nothing."""
 
-    def measured(*_: object) -> None:
+    def measured(*_: object, **_named: object) -> None:
         raise BudgetError("No time.", hint="none")
 
     for module, names in ((sweeping, ["check"]), (benching, ["check_bench", "choose"])):
         monkeypatch.setattr(module, "read_gguf", lambda _path: stand_in(HOSTILE))
         for name in names:
             monkeypatch.setattr(module, name, lambda *_: None)
-    monkeypatch.setattr(sweeping, "_measure_and_answer", measured)
+    monkeypatch.setattr(sweeping, "GuardedRunner", measured)
     monkeypatch.setattr(benching, "_run", measured)
     return tmp_path / "a.gguf"
 
