@@ -127,6 +127,7 @@ def draw_machine(i: int, seed: int) -> Case:
     rates = HostRates(peak_bytes_per_s=peak, n_cores=n_cores)
     host = _host(chance, peak, n_cores, ram_gib)
     known = rig_of_cards(card, (DEVICE,) if card else (), rates, offloads_ops=True)
+    workload = WORKLOADS[chance.choice(_WORKLOADS)]
     parts = (card.name if card else "no card", f"{n_cores} cores", f"{ram_gib} GiB {ram_text}", f"{shape} {quant}")
     machine = SyntheticMachine(
         name=f"synthetic {i}: {', '.join(parts)}",
@@ -134,9 +135,8 @@ def draw_machine(i: int, seed: int) -> Case:
         card=_card(chance, card) if card else None,
         host=host,
         memory=memory_of(facts, has_card=card is not None, chance=chance),
-        surprises=_surprises(i, chance, host, has_card=card is not None),
+        surprises=_surprises(i, chance, host, workload, has_card=card is not None),
     )
-    workload = WORKLOADS[chance.choice(_WORKLOADS)]
     target = Target.LLAMA_CPP_PYTHON if chance.random() < 0.7 else Target.LLAMA_SERVER
     return Case(machine=machine, facts=facts, rig=known, workload=workload, target=target, seed=chance.getrandbits(32))
 
@@ -275,17 +275,18 @@ def _host(chance: random.Random, peak: float, n_cores: int, ram_gib: int) -> Syn
     )
 
 
-def _surprises(i: int, chance: random.Random, host: SyntheticHost, *, has_card: bool) -> tuple[Surprise, ...]:
+def _surprises(
+    i: int, chance: random.Random, host: SyntheticHost, workload: Workload, *, has_card: bool
+) -> tuple[Surprise, ...]:
     if i % 2:
         return ()
     kind = (i // 2) % _N_KINDS
     has_smt = host.n_logical_cores > host.n_cores
+    met = [n for n in (256, 512, 1024, 2048) if n <= workload.n_prompt_new]
     if kind == 0 and has_card:
-        return (SlowKernel(n_ubatch=chance.choice((256, 512, 1024, 2048)), times=chance.uniform(2.0, 4.0)),)
+        return (SlowKernel(n_tokens=chance.choice(met), times=chance.uniform(2.0, 4.0)),)
     if kind == 1 and has_card:
-        return (
-            Spill(near_frac=chance.uniform(0.02, 0.06), beyond_frac=0.3, token_times=3.0, prompt_times_spilled=1.6),
-        )
+        return (Spill(near_frac=chance.uniform(0.02, 0.06), beyond_frac=0.3, token_times=3.0, prompt_times=1.6),)
     if kind == 2 and has_card:
         more = chance.choice((chance.uniform(-0.25, -0.08), chance.uniform(0.05, 0.2)))
         return (LyingFreeMemory(more_frac=more),)

@@ -275,7 +275,7 @@ def test_many_settings_are_judged_as_each_alone() -> None:
         for n in (64, 512)
         for t, lent in ((4, True), (8, False))
     ]
-    mixture = machine(SlowKernel(n_ubatch=64, times=3.0), n_expert=32, n_expert_used=4)
+    mixture = machine(SlowKernel(n_tokens=64, times=3.0), n_expert=32, n_expert_used=4)
     found = truth(mixture, settings, n_prompt=300, depth=100)
     alone = [truth(mixture, (one,), n_prompt=300, depth=100) for one in settings]
     assert found.ttft_s.tolist() == pytest.approx([float(one.ttft_s[0]) for one in alone])
@@ -447,11 +447,12 @@ def test_visits_have_a_tail_of_stalls() -> None:
 
 
 def test_a_slow_kernel_hits_one_size_only() -> None:
-    odd = machine(SlowKernel(n_ubatch=256, times=3.0))
+    odd = machine(SlowKernel(n_tokens=256, times=3.0))
     assert ttft_s(odd, n_ubatch=256) > 2.5 * ttft_s(machine(), n_ubatch=256)
     assert ttft_s(odd, n_ubatch=512) == ttft_s(machine(), n_ubatch=512)
     assert ttft_s(odd, n_ubatch=512, n_batch=256) > 2 * ttft_s(machine(), n_ubatch=512, n_batch=256)
     assert token_s(odd, n_ubatch=256) == token_s(machine(), n_ubatch=256)
+    assert ttft_s(odd, devices=(), n_ubatch=256) == ttft_s(machine(), devices=(), n_ubatch=256)
 
 
 def test_more_threads_than_cores_collapse() -> None:
@@ -462,7 +463,7 @@ def test_more_threads_than_cores_collapse() -> None:
 
 
 def test_a_driver_that_spills_runs_what_does_not_fit_but_slowly() -> None:
-    odd = machine(Spill(near_frac=0.05, beyond_frac=0.1, token_times=3.0, prompt_times_spilled=1.5))
+    odd = machine(Spill(near_frac=0.05, beyond_frac=0.1, token_times=3.0, prompt_times=1.5))
     assert token_s(odd, n_gpu_layers=13) == token_s(machine(), n_gpu_layers=13)
     assert token_s(odd, n_gpu_layers=14) > 2.9 * token_s(machine(), n_gpu_layers=14)
     assert ttft_s(odd, n_gpu_layers=14) > 1.4 * ttft_s(machine(), n_gpu_layers=14)

@@ -9,6 +9,7 @@ Blocks with all on one side, or with the experts away, differ only by place: sum
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -111,13 +112,12 @@ def prompt_s(machine: SyntheticMachine, settings: Sequence[Settings], *, n_promp
             is_lent = lends and n_tokens >= N_LENT_LEAST
             host = work.lent_ubatches(n_tokens, cells) if is_lent else work.host_ubatches(n_tokens, cells)
             card = work.card_ubatches(n_tokens, cells, is_lent=is_lent) if machine.card else host
-            found[group] += places.summed(group, host, card)
+            times = math.prod(one.ubatch_times(n_tokens) for one in machine.surprises)
+            found[group] += places.summed(group, host, card) * np.where(places.has_output[group], times, 1.0)
             fixed_s = machine.card.ubatch_s if machine.card else 0.0
             is_used = places.has_output[group] | is_lent
             found[group] += len(cells) * np.where(is_used, fixed_s, 0.0)
         found[group] += np.where(places.has_output[group], work.card_output(), work.host_output())
-    for one in machine.surprises:
-        found = found * one.prompt_times(settings)
     return found
 
 
