@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from offloadtune.engine import VisitPlan
+from offloadtune.engine.synthetic import SyntheticRunner
 from offloadtune.records import Goal, Outcome, Settings, Trial
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -124,7 +126,7 @@ def test_the_best_answer_misses_no_bar(case: Any, grid: Any) -> None:
 def test_every_strategy_answers_within_its_time_and_the_same_again(case: Any, grid: Any, name: str) -> None:
     if name == "tpe":
         pytest.importorskip("optuna")
-    budget_s = 0.01 * grid.measuring_s
+    budget_s = 0.05 * grid.measuring_s
     row = bench.search_once(case, Goal.TURN, budget_s, name=name, grid=grid)
     assert row.fits
     assert row.used_s <= budget_s + 1e-6
@@ -132,12 +134,11 @@ def test_every_strategy_answers_within_its_time_and_the_same_again(case: Any, gr
 
 
 def test_the_engine_ends_out_of_memory_where_the_truth_says_that_settings_do_not_fit(case: Any) -> None:
-    space_runner = machines.SyntheticRunner(case.machine)
-    plan = importlib.import_module("offloadtune.engine").VisitPlan(workload=case.workload, n_steps=1, n_visits=1)
+    runner, plan = SyntheticRunner(case.machine), VisitPlan(workload=case.workload, n_steps=1, n_visits=1)
     for n_gpu_layers in (1, case.facts.n_layer + 1):
         settings = grids.base_of(case).replace(n_gpu_layers=n_gpu_layers)
         trial = Trial(settings=settings, target=case.target, why="a test's")
-        outcome = space_runner.run(trial, plan, timeout_s=math.inf).outcome
+        outcome = runner.run(trial, plan, timeout_s=math.inf).outcome
         assert (outcome is Outcome.OK) == bool(grids.truth_of(case, settings).fits[0])
 
 

@@ -7,8 +7,7 @@ No process, no sleeping, no file. One placement is loaded at a time, as there, a
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -67,15 +66,18 @@ class SyntheticRunner:
 
     def kill(self) -> None:
         """The next call starts anew."""
-        self._placement, self._is_started = None, False
-        self._saved.clear()
+        self._forget()
+        self._is_started = False
 
     def unload(self) -> None:
         """Free the placement."""
         if self._placement is not None:
-            self._placement = None
-            self._saved.clear()
+            self._forget()
             self.clock_s += _DRAIN_S
+
+    def _forget(self) -> None:
+        self._placement = None
+        self._saved.clear()
 
     def describe(self) -> tuple[EngineBuild, tuple[Device, ...]]:
         """An engine that is none, and the card as its driver describes it."""
@@ -165,7 +167,9 @@ class SyntheticRunner:
             self._spend(_START_S)
         if self._placement == settings.placement:
             return
-        self.unload()
+        if self._placement is not None:
+            self._forget()
+            self._spend(_DRAIN_S)
         self.n_model_loads += 1
         host, blocks = self.machine.host, self.machine.blocks
         taken = self.machine.memory((settings.replace(n_ctx=256, n_batch=32, n_ubatch=32),))
@@ -266,7 +270,7 @@ class SyntheticRunner:
     def _failed(self, error: _EndedError, settings: Settings) -> tuple[Outcome, str, Evidence]:
         self.kill()
         outcome, reason = classify(error.evidence, offloads=settings.offloads, timed_out=error.timed_out)
-        return outcome, reason, dataclasses.replace(error.evidence)
+        return outcome, reason, error.evidence
 
 
 def said_free_bytes(machine: SyntheticMachine) -> int:
@@ -284,10 +288,3 @@ def _out_of_memory(phase: str, n_bytes: int) -> Evidence:
 
 def _ns(seconds: float) -> int:
     return max(1, round(seconds * 1e9))
-
-
-def settings_that_fit(machine: SyntheticMachine, settings: Sequence[Settings]) -> list[Settings]:
-    """Those of `settings` that the machine has room for."""
-    taken = machine.memory(settings)
-    ok = (taken.device_bytes <= most_bytes(machine)) & (taken.host_bytes <= machine.host.ram_bytes)
-    return [one for one, fits in zip(settings, ok.tolist(), strict=True) if fits]
