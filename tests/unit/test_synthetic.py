@@ -323,6 +323,9 @@ def test_a_trial_that_does_not_fit_ends_out_of_memory_and_one_that_does_tells_it
     assert context.outcome is Outcome.OUT_OF_MEMORY_DEVICE
     assert context.evidence is not None
     assert context.evidence.phase == "open"
+    again = runner.revisit(trial(n_gpu_layers=14, n_ubatch=2048, n_batch=2048), PLAN, timeout_s=math.inf)
+    assert isinstance(again, TrialResult)
+    assert again.outcome is Outcome.OUT_OF_MEMORY_DEVICE
     fits = runner.run(trial(n_gpu_layers=14), PLAN, timeout_s=math.inf)
     assert fits.outcome is Outcome.OK
     assert fits.device_peak_bytes == (("CUDA0", 14 * LAYER_BYTES + 512 * 100_000),)

@@ -129,7 +129,7 @@ class SyntheticRunner:
         self._deadline_s = self.clock_s + timeout_s
         try:
             self._place(trial.settings)
-            self._spend(self.machine.host.open_s)
+            self._open(trial.settings)
             return self._visits(trial.settings, plan)
         except _EndedError as error:
             outcome, reason, evidence = self._failed(error, trial.settings)
@@ -141,11 +141,7 @@ class SyntheticRunner:
         """Fill `seen` as things become known; returns why the workload is not for this context, "" where it is."""
         self._place(settings)
         seen["load_ns"] = self._load_ns
-        self._spend(self.machine.host.open_s)
-        taken = self.machine.memory((settings,))
-        device_bytes, host_bytes = int(taken.device_bytes[0]), int(taken.host_bytes[0])
-        if device_bytes > most_bytes(self.machine):
-            raise _EndedError(_out_of_memory("open", device_bytes))
+        device_bytes, host_bytes = self._open(settings)
         seen["memory"] = self._memory(device_bytes, host_bytes)
         n_ubatch = min(settings.n_ubatch, settings.n_batch)
         seen["effective"] = (("n_ubatch", n_ubatch),) if n_ubatch != settings.n_ubatch else ()
@@ -187,6 +183,15 @@ class SyntheticRunner:
         self._is_cached = blocks.file_bytes <= host.ram_bytes
         self._source.loaded()
         self._placement, self._load_ns = settings.placement, round(load_s * 1e9)
+
+    def _open(self, settings: Settings) -> tuple[int, int]:
+        """Bytes that the card and main memory then hold."""
+        self._spend(self.machine.host.open_s)
+        taken = self.machine.memory((settings,))
+        device_bytes, host_bytes = int(taken.device_bytes[0]), int(taken.host_bytes[0])
+        if device_bytes > most_bytes(self.machine):
+            raise _EndedError(_out_of_memory("open", device_bytes))
+        return device_bytes, host_bytes
 
     def _reach(self, settings: Settings, depth: int) -> None:
         """Bring the cache to `depth`; what a longer text left behind is restored in no time."""
