@@ -20,6 +20,7 @@ from offloadtune.search import Space, result_cost
 
 _N_TRIALS_MOST = 2000
 _N_UBATCH = 512
+_UNFIT_TIMES = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,12 +134,13 @@ def at_random(task: Task) -> Answer:
 
 
 def by_tpe(task: Task) -> Answer:
-    """Optuna's tree-structured Parzen estimator over the same axes; what does not run failed, as its users tell it."""
+    """Optuna's tree-structured Parzen estimator over the same axes; what does not run is told as far worse than all."""
     import optuna  # noqa: PLC0415 - slow to load, and the others do without
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     measured, axes = _Measured(task=task), task.grid.axes
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=task.seed % (1 << 32)))
+    worst = 1.0
     for _ in range(_N_TRIALS_MOST):
         if task.remaining_s <= 0:
             break
@@ -152,8 +154,6 @@ def by_tpe(task: Task) -> Answer:
             trial.suggest_categorical("op_offload", axes.op_offload),
         )
         cost = measured.cost(point.settings(task.grid.base))
-        if math.isfinite(cost):
-            study.tell(trial, math.log(cost))
-        else:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        worst = max(worst, cost if math.isfinite(cost) else worst)
+        study.tell(trial, math.log(cost if math.isfinite(cost) else _UNFIT_TIMES * worst))
     return measured.answer
