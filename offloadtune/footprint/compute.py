@@ -186,7 +186,7 @@ class _Here:
     attends: Bools
     inputs: Ints
     n_scored: Ints
-    n_attending: Ints
+    has_one: Bools
 
     @classmethod
     def of(cls, anatomy: Anatomy, grid: Grid, begin: Ints, end: Ints, *, keeps_input: Bools | bool = False) -> _Here:
@@ -218,7 +218,7 @@ class _Here:
             attends=n_scored > 0,
             inputs=inputs + np.where(has_last, -(-4 * grid.n_outputs // HOST.alignment) * HOST.alignment, 0),
             n_scored=n_scored,
-            n_attending=between(attending.astype(np.int64), begin, end),
+            has_one=np.minimum(end, n_trunk) - begin == 1,
         )
 
 
@@ -226,7 +226,7 @@ def _layers(here: _Here, backend: Backend = HOST, *, is_device: bool = False, fr
     """Bytes of the dearest of the blocks' phases, all blocks being as wide as the widest; 0 without a block.
 
     Flash attention on a device works on a copy of one block's cache where that lies in main memory. A device that
-    `frees` its copies of the inputs has the room of the mask again once its only attention is done.
+    `frees` its copies of the inputs has the room of the mask again once the attention of its only block is done.
     """
     anatomy, grid, width = here.anatomy, here.grid, widths_of(here.anatomy)
     n_embd = anatomy.facts.n_embd
@@ -247,7 +247,7 @@ def _layers(here: _Here, backend: Backend = HOST, *, is_device: bool = False, fr
         is_away = grid.flash & here.attends & ~grid.offload_kqv
         attention = attention + np.where(is_away, _cache_of_a_block(anatomy, grid), 0)
     attention = np.where(here.attends, attention + _scores(here), 0)
-    kept = np.where(frees & (here.n_attending == 1), 0, here.inputs)
+    kept = np.where(frees & here.has_one, 0, here.inputs)
     return np.where(here.has_blocks, np.maximum(block + kept, attention + here.inputs), 0).astype(np.int64)
 
 

@@ -305,8 +305,9 @@ def model_params(settings: dict[str, Any]) -> tuple[Any, list[Any]]:
         if n_devices and len(settings["tensor_split"]) > n_devices:
             message = f"tensor_split has {len(settings['tensor_split'])} shares, and there are {n_devices} devices"
             raise ValueError(message)
-        params.tensor_split = (c_float * low.llama_max_devices())(*settings["tensor_split"])
-        keep.append(params.tensor_split)
+        shares = (c_float * low.llama_max_devices())(*settings["tensor_split"])
+        params.tensor_split = shares
+        keep.append(shares)
     return params, keep
 
 
