@@ -109,7 +109,7 @@ def test_shares_of_devices_decide_where_layers_lie() -> None:
     assert first[0] > 2 * first[1] > 0
     assert (last[0], last[1]) == (0, sum(same))
     assert others[2]["devices"]["CUDA0"]["total_bytes"] == 0
-    assert others[1]["settings"]["tensor_split"] == [3.0, 1.0]
+    assert others[1]["settings"]["tensor_split"] == (3.0, 1.0)
     assert others[1]["prediction"]["decode_tok_per_s"]["value"] > 0
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from offloadtune.errors import UsageError
-from offloadtune.footprint import CUDA, RPC, Grid, grid_of, reckon
+from offloadtune.footprint import CUDA, Grid, grid_of, reckon
+from offloadtune.footprint.grid import RPC
 from offloadtune.footprint.weights import slices_of
 from offloadtune.pipeline.rooms import check_split
 from offloadtune.pipeline.shapes import facts_of_shape
@@ -51,7 +52,7 @@ def layers_of(grid: Grid, shares: list[float], n_layer: int) -> NDArray[np.int64
 def test_shares_are_floats_however_they_are_written() -> None:
     whole, plain = Settings(tensor_split=(3, 1)), Settings(tensor_split=(3.0, 1.0))
     assert whole.settings_id == plain.settings_id
-    assert whole == plain == Settings(tensor_split=[3, 1])  # type: ignore[arg-type] - as JSON has it
+    assert whole == plain == Settings(tensor_split=[3, 1])  # type: ignore[arg-type]  # as JSON has it
     assert all(type(share) is float for share in whole.tensor_split or ())
     assert hash(whole) == hash(plain)
 

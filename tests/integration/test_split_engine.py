@@ -61,7 +61,7 @@ def sum_of(rows: list[MemoryUse], kind: str) -> int:
 def test_a_split_is_measured_as_llama_is_told_it(make_card: CardMaker, smollm2_path: Path) -> None:
     """Through llama-cpp-python's own class; more shares than devices are an outcome, and the worker lives on."""
     endpoints = [make_card(1, CARD_BYTES).endpoint for _ in range(2)]
-    settings = SETTINGS.replace(n_gpu_layers=31, n_ctx=512, n_outputs_max=0, use_extra_bufts=True)
+    settings = SETTINGS.replace(n_gpu_layers=31, n_ctx=256, n_batch=256, n_ubatch=256, n_outputs_max=0)
     first, other, many = (
         Trial(settings=settings.replace(tensor_split=split), target=Target.LLAMA_CPP_PYTHON, why="test")
         for split in ((28, 3), (0, 1), (1, 1, 1))
@@ -69,7 +69,6 @@ def test_a_split_is_measured_as_llama_is_told_it(make_card: CardMaker, smollm2_p
 
     with Runner(smollm2_path, endpoints, arguments=lambda one: llama_kwargs(one.settings, one.told)) as runner:
         before, refused, after = (runner.run(one, PLAN, timeout_s=120) for one in (first, many, other))
-        assert runner.n_model_loads == 2
     assert (before.outcome, before.reason, after.outcome, after.reason) == (Outcome.OK, "", Outcome.OK, "")
     held = {row.device: row.kv_cache_bytes for row in before.memory if not row.is_host}
     assert held["RPC0"] == 14 * held["RPC1"] > 0  # 28 blocks, and 2 with the output
