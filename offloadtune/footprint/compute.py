@@ -236,7 +236,8 @@ def _layers(here: _Here, backend: Backend = HOST, *, is_device: bool = False, fr
     beyond = np.where(here.has_first, first, width.inner * here.has_several)
     wide = width.block + width.reordered * backend.offloads_ops - 2 * n_embd
     block = 4 * (n_tokens * wide + grid.n_ubatch * (2 * n_embd + beyond))
-    if not (width.does_all or width.experts):  # the outputs' rows are picked out in the last block
+    is_plain = not (width.does_all or width.experts)
+    if is_plain:  # the outputs' rows are picked out in the last block
         last = 4 * (grid.n_outputs * (wide + n_embd) + grid.n_ubatch * 2 * n_embd) - _mask_in_use_again(here)
         block = np.maximum(block, np.where(here.has_last, last, 0))
     beyond = np.where(here.has_first, 0, width.attention_inner) + np.where(is_quantised, width.rotated, 0)
@@ -247,7 +248,7 @@ def _layers(here: _Here, backend: Backend = HOST, *, is_device: bool = False, fr
         is_away = grid.flash & here.attends & ~grid.offload_kqv
         attention = attention + np.where(is_away, _cache_of_a_block(anatomy, grid), 0)
     attention = np.where(here.attends, attention + _scores(here), 0)
-    kept = np.where(frees & here.has_one, 0, here.inputs)
+    kept = np.where(frees & here.has_one & is_plain, 0, here.inputs)
     return np.where(here.has_blocks, np.maximum(block + kept, attention + here.inputs), 0).astype(np.int64)
 
 
