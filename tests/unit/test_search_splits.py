@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sample_records import CUDA0, MACHINE, header
 from synthetic import MIB, made_up_facts, made_up_space
 
-from offloadtune.footprint import GENERIC, Grid, Room, fits, margin_of, reckon
+from offloadtune.footprint import CUDA, GENERIC, Backend, Grid, Room, fits, margin_of, reckon
 from offloadtune.footprint.weights import slices_of
 from offloadtune.pipeline.spaces import space_of
 from offloadtune.records import Goal, Settings
@@ -45,12 +45,12 @@ def with_laws(space: Space, *bytes_per_s: float) -> Space:
     return dataclasses.replace(space, laws=lambda _settings: laws)
 
 
-def do_fit(space: Space, settings: Settings) -> bool:
-    """On cards of which only the size is known."""
+def do_fit(space: Space, settings: Settings, backend: Backend = GENERIC) -> bool:
+    """Whether every device holds its part, by default on cards of which only the size is known."""
     free = space.device_free_bytes
     room = Room(
         names=("",) * len(free),
-        backends=(GENERIC,) * len(free),
+        backends=(backend,) * len(free),
         free_bytes=free,
         runtime_bytes=(0,) * len(free),
         margin_bytes=tuple(map(margin_of, free)),
@@ -134,12 +134,12 @@ def test_of_many_those_are_taken_that_lie_far_apart(n_devices: int) -> None:
     assert apart >= (4 if n_devices == 2 else 20)
 
 
-@pytest.mark.parametrize(("rates", "i_fast"), [((1e12, 1e11), 0), ((1e11, 1e12), 1)])
+@pytest.mark.parametrize("rates", [(4e11, 1e12, 6e11), (9e11, 1e11, 3e11), (1e11, 1e11, 2e12)])
 @pytest.mark.parametrize("goal", [Goal.TURN, Goal.DECODE, Goal.TTFT])
-def test_the_fastest_by_the_law_is_among_them(rates: tuple[float, float], i_fast: int, goal: Goal) -> None:
-    """As much as fits on the faster of two cards, which are both too small for all."""
-    space = with_laws(dataclasses.replace(space_on(500 * MIB, 500 * MIB, n_layer=80), goal=goal), *rates)
-    settings = SETTINGS.replace(n_gpu_layers=60)
+def test_the_fastest_by_the_law_is_among_them(rates: tuple[float, ...], goal: Goal) -> None:
+    """From the best of them no layer moved to another device makes one that fits and is faster."""
+    space = dataclasses.replace(space_on(310 * MIB, 420 * MIB, 530 * MIB, n_layer=80), goal=goal)
+    space, settings = with_laws(space, *rates), SETTINGS.replace(n_gpu_layers=60)
 
     def cost(split: tuple[float, ...]) -> float:
         one = expected(space, settings.replace(tensor_split=split))
@@ -147,12 +147,11 @@ def test_the_fastest_by_the_law_is_among_them(rates: tuple[float, float], i_fast
         token_s, ttft_s = 1 / one.decode_tok_per_s.p50, one.ttft_s.p50
         return {Goal.DECODE: token_s, Goal.TTFT: ttft_s}.get(goal, ttft_s + (space.workload.n_gen - 1) * token_s)
 
-    found = split_candidates(space, settings)
-    best = min(found, key=cost)
-    assert best[i_fast] == max(one[i_fast] for one in found)
-    assert best[i_fast] > 30
-    more = tuple(n + (1 if i == i_fast else -1) for i, n in enumerate(best))
-    assert more not in found
+    best = min(split_candidates(space, settings), key=cost)
+    for i, j in itertools.permutations(range(3), 2):
+        moved = tuple(n + (at == j) - (at == i) for at, n in enumerate(best))
+        if min(moved) >= 0 and do_fit(space, settings.replace(tensor_split=moved), CUDA):
+            assert cost(moved) >= cost(best) * (1 - 1e-9)
 
 
 def test_laws_of_other_devices_say_nothing() -> None:
