@@ -106,6 +106,7 @@ class RowsRequest:
     n_threads: int | None = None
     n_gpu_layers: int = -1
     n_cpu_moe: int = 0
+    tensor_split: tuple[float, ...] | None = None
     flash_attn: str = "auto"
     repack: bool = True
     n_reps: int = 5

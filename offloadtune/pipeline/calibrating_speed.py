@@ -28,6 +28,7 @@ from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.marking import standin_sentence
 from offloadtune.pipeline.probing import standing_now
 from offloadtune.pipeline.rebuilding import rebuild_line, rebuild_words
+from offloadtune.pipeline.rooms import check_split
 from offloadtune.pipeline.spaces import SelfTestMemory
 from offloadtune.pipeline.speed_memory import SpeedMemory, runs_of, where_words
 from offloadtune.pipeline.sweeping import llama_arguments, unbreakable
@@ -121,6 +122,7 @@ class CalibratingSpeed:
         self.engine, devices = runner.describe()
         self.machine = Machine(host=probe_host(), devices=devices)
         check_memory(request.fixed, facts, self.machine, n_ctx=n_ctx)
+        check_split(request.fixed.get("tensor_split"), len(self.machine.offload_devices))
         self.undisturbed = Undisturbed(
             runner,
             self.machine,

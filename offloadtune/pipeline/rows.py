@@ -214,6 +214,7 @@ def settings_of(request: RowsRequest) -> Settings:
     return Settings(
         n_gpu_layers=request.n_gpu_layers,
         n_cpu_moe=request.n_cpu_moe,
+        tensor_split=request.tensor_split,
         load_mode="auto",
         use_extra_bufts=request.repack,
         n_batch=request.n_batch,
@@ -249,6 +250,7 @@ def _row(request: RowsRequest, facts: GgufFacts, engine: EngineBuild, test: Rule
         "n_gpu_layers": request.n_gpu_layers,
         "n_cpu_moe": request.n_cpu_moe,
         "flash_attn": _FLASH_ATTN[request.flash_attn][1],
+        "tensor_split": _split_words(request.tensor_split),
         "tensor_buft_overrides": "none",
         "repack": request.repack,
         "n_prompt": test.n_prompt,
@@ -281,6 +283,12 @@ def _row(request: RowsRequest, facts: GgufFacts, engine: EngineBuild, test: Rule
     )
 
 
+def _split_words(shares: Sequence[float] | None) -> str:
+    """As llama-bench has it, to two places: up to the last share that is not 0."""
+    n_shown = max((i + 1 for i, share in enumerate(shares or ()) if share), default=0)
+    return "/".join(f"{share:.2f}" for share in (shares or ())[:n_shown]) or "0.00"
+
+
 def _deviation(samples: Sequence[float]) -> float:
     """llama-bench's standard deviation: 0 for one sample, else over n - 1."""
     if len(samples) < 2:
@@ -299,7 +307,6 @@ _UNASKED: dict[str, Any] = {
     "main_gpu": 0,
     "no_kv_offload": False,
     "devices": "auto",
-    "tensor_split": "0.00",
     "load_mode": "auto",
     "lazy_mode": "auto",
     "embeddings": False,

@@ -29,6 +29,7 @@ from offloadtune.units import (
     format_bytes,
     format_count,
     format_seconds,
+    format_split,
     format_tok_per_s,
 )
 
@@ -212,7 +213,8 @@ def _device_setting(settings: Settings) -> str:
     changed = [
         name for name in ("devices", "use_extra_bufts", "load_mode") if getattr(settings, name) != _DEFAULTS[name]
     ]
-    return "".join(f", {name}={getattr(settings, name)}" for name in changed)
+    shares = f", tensor_split={format_split(settings.tensor_split)}" if settings.tensor_split else ""
+    return "".join(f", {name}={getattr(settings, name)}" for name in changed) + shares
 
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)}

@@ -18,7 +18,7 @@ from offloadtune.report.standins import standin_lines, standin_words
 from offloadtune.report.words import printable
 from offloadtune.rows import BenchRow, ImportedRows
 from offloadtune.trends import BrokenTrend, FigureCheck, StaleProfile, Trend, TrendCheck, TrendReport, TrendRow
-from offloadtune.units import format_count, format_seconds, format_tok_per_s
+from offloadtune.units import format_count, format_seconds, format_split, format_tok_per_s
 
 _N_ROWS_SHOWN = 20
 _LEGEND = """\
@@ -177,6 +177,8 @@ def _settings_words(settings: Settings) -> str:
     ]
     if settings.n_cpu_moe:
         words.append(f"n_cpu_moe {settings.n_cpu_moe}")
+    if settings.tensor_split:
+        words.append(f"split {format_split(settings.tensor_split)}")
     if (settings.type_k, settings.type_v) != ("f16", "f16"):
         words.append(f"cache {settings.type_k}/{settings.type_v}")
     return ", ".join(words)

@@ -66,6 +66,10 @@ class SweepHeader:
     n_layer: int | None = None
     stands_for: StandsFor | None = None
 
+    def __post_init__(self) -> None:
+        fixed = {name: tuple(value) if isinstance(value, list) else value for name, value in self.fixed.items()}
+        object.__setattr__(self, "fixed", fixed)  # JSON has no tuples, and what was read asks the same question
+
     @property
     def drivers(self) -> tuple[str | None, ...]:
         return tuple(gpu.driver for gpu in self.machine.host.nvml_gpus or ())

@@ -16,6 +16,7 @@ from sample_records import ENGINE, FACTS
 from offloadtune.engine import RulerFailedError, RulerRep, RulerTest
 from offloadtune.errors import NothingWorksError, StoreError, UsageError
 from offloadtune.logs import read_rows
+from offloadtune.pipeline import import_rows
 from offloadtune.pipeline import rows as pipeline_rows
 from offloadtune.records import Evidence, Outcome, Settings, StandsFor
 from offloadtune.rows import FIELDS, ROW_FORMATS, STANDS_FOR
@@ -89,6 +90,28 @@ def test_every_option_reaches_the_engine(in_process: InProcess, asked: list[tupl
     assert (settings.n_batch, settings.n_ubatch, settings.n_threads, settings.n_cpu_moe) == (64, 32, 3, 1)
     assert (settings.type_k, settings.type_v, settings.use_extra_bufts) == ("q8_0", "f16", False)
     assert {len(row["samples_ns"]) for row in printed(ended.out)} == {2}
+
+
+def test_shares_of_devices_are_as_llama_bench_takes_and_prints_them(
+    in_process: InProcess, asked: list[tuple[Settings, RulerTest]]
+) -> None:
+    """Slashes or semicolons part shares, commas the values of a list; all 0 leaves it to the engine."""
+    ended = bench(in_process, "-ts", "3/1,0/1,0,1;2;0", "--repack", "0,1", "-p", "8", "-n", "0", "-o", "jsonl")
+    assert ended.code == 0, ended.err
+    assert [settings.tensor_split for settings, _ in asked[::2]] == [(3, 1), (0, 1), None, (1, 2, 0)]
+    assert [row["tensor_split"] for row in printed(ended.out)[::2]] == ["3.00/1.00", "0.00/1.00", "0.00", "1.00/2.00"]
+    assert [row["repack"] for row in printed(ended.out)] == [False, True] * 4
+    table = bench(in_process, "-ts", "3/1", "-p", "8", "-n", "0").out
+    assert "| ts           |" in table
+    assert "| 3.00/1.00    |" in table
+
+
+def test_shares_of_devices_are_imported(in_process: InProcess, tmp_path: Path) -> None:
+    rows = bench(in_process, "-ts", "3/1", "-p", "8", "-n", "0", "-o", "jsonl").out
+    path = tmp_path / "rows.jsonl"
+    path.write_text(rows, encoding="utf-8")
+    (row,) = import_rows(path).rows
+    assert row.fields["tensor_split"] == "3.00/1.00"
 
 
 def test_names_order_types_and_what_is_fixed_are_the_real_tools(in_process: InProcess) -> None:
@@ -188,6 +211,8 @@ def test_what_had_finished_is_printed_however_it_ends(in_process: InProcess, mon
     [
         (("./m.gguf", "--llama-bench", "-ctk", "f16,foo"), "foo"),
         (("./m.gguf", "--llama-bench", "-t", "0"), "-t"),
+        (("./m.gguf", "--llama-bench", "-ts", "3:1"), "-ts"),
+        (("./m.gguf", "--llama-bench", "-ts", "-1/2"), "-ts"),
         (("./m.gguf", "--llama-bench", "-b", "0"), "-b"),
         (("./m.gguf", "--llama-bench", "-ub", "0"), "-ub"),
         (("./m.gguf", "--llama-bench", "-pg", f"{'9' * 5000},1"), "-pg"),

@@ -95,7 +95,7 @@ class Session:
         try:
             params, keep = native.model_params(settings)
         except ValueError as error:
-            raise RefusedError("unsupported", str(error)) from None
+            raise RefusedError("unsupported", str(error), is_telling=True) from None
         start_ns = time.perf_counter_ns()
         handle = low.llama_model_load_from_file(os.fsencode(path), params)
         load_ns = time.perf_counter_ns() - start_ns
