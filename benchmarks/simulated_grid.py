@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,31 @@ _MORE_UBATCHES = (96, 192, 384, 768, 1536, 3072)
 _MOE_STEP_LAYERS = 4
 
 
+class Point(NamedTuple):
+    """One point of the grid."""
+
+    n_gpu_layers: int
+    n_cpu_moe: int
+    n_ubatch: int
+    n_threads: int
+    n_threads_batch: int
+    flash: str
+    op_offload: bool
+
+    def settings(self, base: Settings) -> Settings:
+        """`base` at this point."""
+        return base.replace(
+            n_gpu_layers=self.n_gpu_layers,
+            n_cpu_moe=self.n_cpu_moe,
+            n_ubatch=self.n_ubatch,
+            n_batch=max(base.n_batch, self.n_ubatch),
+            n_threads=self.n_threads,
+            n_threads_batch=self.n_threads_batch,
+            flash_attn_type=self.flash,
+            op_offload=self.op_offload,
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Axes:
     """The values of each axis. A placement is (n_gpu_layers, n_cpu_moe)."""
@@ -33,39 +59,16 @@ class Axes:
     flash: tuple[str, ...] = ("enabled", "disabled")
     op_offload: tuple[bool, ...] = (True, False)
 
-    def settings(self, base: Settings) -> Iterator[Settings]:
+    def points(self) -> Iterator[Point]:
         """The whole grid, those of a placement together."""
         rest = (self.n_ubatch, self.n_threads, self.n_threads, self.flash, self.op_offload)
-        for (n_gpu_layers, n_cpu_moe), *others in itertools.product(self.placements, *rest):
-            yield made(base, n_gpu_layers, n_cpu_moe, *others)
-
-
-def made(  # noqa: PLR0913, PLR0917 - one argument an axis
-    base: Settings,
-    n_gpu_layers: int,
-    n_cpu_moe: int,
-    n_ubatch: int,
-    n_threads: int,
-    n_batch_threads: int,
-    flash: str,
-    op_offload: bool,  # noqa: FBT001 - one argument an axis
-) -> Settings:
-    """Settings at one point of the grid."""
-    return base.replace(
-        n_gpu_layers=n_gpu_layers,
-        n_cpu_moe=n_cpu_moe,
-        n_ubatch=n_ubatch,
-        n_batch=max(base.n_batch, n_ubatch),
-        n_threads=n_threads,
-        n_threads_batch=n_batch_threads,
-        flash_attn_type=flash,
-        op_offload=op_offload,
-    )
+        for placement, *others in itertools.product(self.placements, *rest):
+            yield Point._make((*placement, *others))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exhaustive:
-    """The grid of a case, all of it feasible. `measuring_s` is that of so many settings as a grid must have at least."""
+    """The grid of a case, all of it feasible. `measuring_s` is that of the fewest settings that a grid must have."""
 
     axes: Axes
     base: Settings
@@ -101,7 +104,7 @@ def exhaustive(case: Case) -> Exhaustive:
     for finer in range(4):
         allowed = tuple(one for one in sizes if one <= case.n_ctx)
         axes = Axes(placements=_placements(case), n_ubatch=allowed, n_threads=tuple(sorted(threads)))
-        settings = list(axes.settings(base))
+        settings = [point.settings(base) for point in axes.points()]
         found = _truth_of(case, settings)
         feasible = np.flatnonzero(found.fits)
         if len(feasible) >= N_FEASIBLE_LEAST:

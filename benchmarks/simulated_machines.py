@@ -61,11 +61,11 @@ _MODELS = (
     *(("qwen3-30b-a3b", "Q4_K_M"), ("qwen3-30b-a3b", "Q6_K"), ("gpt-oss-20b", "MXFP4_MOE")),
     *(("mixtral-8x7b", "Q4_K_M"), ("gpt-oss-120b", "MXFP4_MOE")),
 )
+_WORKLOADS = ("chat", "chat", "rag", "rag", "code", "code", "long")
 _OLD_FAMILIES = {"pascal", "rdna1", "rdna2", "gcn", "vega"}
 _FLASH_OF_OLD = 0.35
 _COMPUTE_FACTORS = (0.93, 1.1)
 _N_KINDS = 5
-_HALF_BYTES_PER_PARAMETER = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,16 +127,17 @@ def draw_machine(i: int, seed: int) -> Case:
     rates = HostRates(peak_bytes_per_s=peak, n_cores=n_cores)
     host = _host(chance, peak, n_cores, ram_gib)
     known = rig_of_cards(card, (DEVICE,) if card else (), rates, offloads_ops=True)
+    workload = WORKLOADS[chance.choice(_WORKLOADS)]
+    parts = (card.name if card else "no card", f"{n_cores} cores", f"{ram_gib} GiB {ram_text}", f"{shape} {quant}")
     machine = SyntheticMachine(
-        name=f"synthetic {i}: {card.name if card else 'no card'}, {n_cores} cores, {ram_gib} GiB {ram_text}, {shape} {quant}",
+        name=f"synthetic {i}: {', '.join(parts)}",
         blocks=blocks_of(facts),
         card=_card(chance, card) if card else None,
         host=host,
         memory=memory_of(facts, has_card=card is not None, chance=chance),
-        surprises=_surprises(i, chance, host, has_card=card is not None),
+        surprises=_surprises(i, chance, host, workload, has_card=card is not None),
     )
-    workload = WORKLOADS[chance.choice(("chat", "rag", "code"))]
-    target = Target.LLAMA_CPP_PYTHON if chance.random() < 0.7 else Target.LLAMA_SERVER  # noqa: PLR2004 - most use it
+    target = Target.LLAMA_CPP_PYTHON if chance.random() < 0.7 else Target.LLAMA_SERVER
     return Case(machine=machine, facts=facts, rig=known, workload=workload, target=target, seed=chance.getrandbits(32))
 
 
@@ -166,8 +167,8 @@ def _blocks_of(shape_id: str) -> Blocks:
     return Blocks(
         dense_bytes=stored.dense[:n].astype(np.float64),
         expert_bytes=stored.experts[:n].astype(np.float64),
-        dense_flop=2.0 * values.dense[:n],
-        expert_flop=2.0 * used_frac * values.experts[:n],
+        dense_flop=2.0 * values.dense[:n].astype(np.float64),
+        expert_flop=2.0 * used_frac * values.experts[:n].astype(np.float64),
         cache_values=(anatomy.n_values_k + anatomy.n_values_v).astype(np.float64),
         attention_flop=2.0 * heads * (anatomy.head_k + anatomy.head_v),
         n_heads=heads,
@@ -243,7 +244,7 @@ def _card(chance: random.Random, card: catalogue.Card) -> SyntheticCard:
 
 
 def _host(chance: random.Random, peak: float, n_cores: int, ram_gib: int) -> SyntheticHost:
-    has_smt = chance.random() < 0.85  # noqa: PLR2004 - most have
+    has_smt = chance.random() < 0.85
     read = peak * chance.uniform(0.58, 0.85)
     of_core = chance.uniform(9e9, 18e9)
     at_all = 1.0 - chance.uniform(0.0, 0.05)  # the last core has other work too
@@ -274,21 +275,22 @@ def _host(chance: random.Random, peak: float, n_cores: int, ram_gib: int) -> Syn
     )
 
 
-def _surprises(i: int, chance: random.Random, host: SyntheticHost, *, has_card: bool) -> tuple[Surprise, ...]:
+def _surprises(
+    i: int, chance: random.Random, host: SyntheticHost, workload: Workload, *, has_card: bool
+) -> tuple[Surprise, ...]:
     if i % 2:
         return ()
     kind = (i // 2) % _N_KINDS
     has_smt = host.n_logical_cores > host.n_cores
+    met = [n for n in (256, 512, 1024, 2048) if n <= workload.n_prompt_new]
     if kind == 0 and has_card:
-        return (SlowKernel(n_ubatch=chance.choice((256, 512, 1024, 2048)), times=chance.uniform(2.0, 4.0)),)
+        return (SlowKernel(n_tokens=chance.choice(met), times=chance.uniform(2.0, 4.0)),)
     if kind == 1 and has_card:
-        return (
-            Spill(near_frac=chance.uniform(0.02, 0.06), beyond_frac=0.3, token_times=3.0, prompt_times_spilled=1.6),
-        )
-    if kind == 2 and has_card:  # noqa: PLR2004 - a kind
+        return (Spill(near_frac=chance.uniform(0.02, 0.06), beyond_frac=0.3, token_times=3.0, prompt_times=1.6),)
+    if kind == 2 and has_card:
         more = chance.choice((chance.uniform(-0.25, -0.08), chance.uniform(0.05, 0.2)))
         return (LyingFreeMemory(more_frac=more),)
-    if kind == 3 and has_smt:  # noqa: PLR2004 - a kind
+    if kind == 3 and has_smt:
         return (SmtCollapse(times=chance.uniform(2.5, 5.0)),)
     return (Throttle(after_busy_s=chance.uniform(60.0, 600.0), times=chance.uniform(1.2, 1.3)),)
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from simulated_grid import Axes, Exhaustive, made
+from simulated_grid import Exhaustive, Point
 from simulated_machines import Case
 
 from offloadtune.engine import VisitPlan
@@ -19,6 +19,8 @@ from offloadtune.records import Comparison, Goal, Outcome, Settings, Trial
 from offloadtune.search import Space, result_cost
 
 _N_TRIALS_MOST = 2000
+_N_UBATCH = 512
+_UNFIT_TIMES = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +80,8 @@ def bisect_then_axes(task: Task) -> Answer:
     """The most layers that run, or the fewest experts away, by halving; then each axis in full, one after the other."""
     measured, axes = _Measured(task=task), task.grid.axes
     cores = task.case.machine.host.n_cores
-    start = made(task.grid.base, 0, 0, 512, cores, cores, axes.flash[0], axes.op_offload[0])
-    best = start.replace(n_ubatch=min(512, task.case.n_ctx))
+    start = Point(0, 0, min(_N_UBATCH, task.case.n_ctx), cores, cores, axes.flash[0], axes.op_offload[0])
+    best = start.settings(task.grid.base)
     best = best.replace(**_most_that_runs(task, measured, best))
     names = ("n_ubatch", "n_threads", "n_threads", "flash", "op_offload")
     fields = ("n_ubatch", "n_threads", "n_threads_batch", "flash_attn_type", "op_offload")
@@ -119,39 +121,39 @@ def at_random(task: Task) -> Answer:
     for _ in range(_N_TRIALS_MOST):
         if task.remaining_s <= 0:
             break
-        layers, away = chance.choice(axes.placements)
-        values = (axes.n_ubatch, axes.n_threads, axes.n_threads, axes.flash, axes.op_offload)
-        measured.cost(made(task.grid.base, layers, away, *(chance.choice(one) for one in values)))  # type: ignore[arg-type]
+        point = Point(
+            *chance.choice(axes.placements),
+            chance.choice(axes.n_ubatch),
+            chance.choice(axes.n_threads),
+            chance.choice(axes.n_threads),
+            chance.choice(axes.flash),
+            chance.choice(axes.op_offload),
+        )
+        measured.cost(point.settings(task.grid.base))
     return measured.answer
 
 
 def by_tpe(task: Task) -> Answer:
-    """Optuna's tree-structured Parzen estimator over the same axes; what does not run failed, as its users tell it."""
+    """Optuna's tree-structured Parzen estimator over the same axes; what does not run is told as far worse than all."""
     import optuna  # noqa: PLC0415 - slow to load, and the others do without
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     measured, axes = _Measured(task=task), task.grid.axes
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=task.seed % (1 << 32)))
-    i_sizes, i_threads = range(len(axes.n_ubatch)), range(len(axes.n_threads))
+    worst = 1.0
     for _ in range(_N_TRIALS_MOST):
         if task.remaining_s <= 0:
             break
         trial = study.ask()
-        layers, away = axes.placements[trial.suggest_int("i_placement", 0, len(axes.placements) - 1)]
-        cost = measured.cost(
-            made(
-                task.grid.base,
-                layers,
-                away,
-                axes.n_ubatch[trial.suggest_int("i_ubatch", i_sizes[0], i_sizes[-1])],
-                axes.n_threads[trial.suggest_int("i_threads", i_threads[0], i_threads[-1])],
-                axes.n_threads[trial.suggest_int("i_threads_batch", i_threads[0], i_threads[-1])],
-                trial.suggest_categorical("flash", axes.flash),
-                trial.suggest_categorical("op_offload", axes.op_offload),
-            )
+        point = Point(
+            *axes.placements[trial.suggest_int("i_placement", 0, len(axes.placements) - 1)],
+            axes.n_ubatch[trial.suggest_int("i_ubatch", 0, len(axes.n_ubatch) - 1)],
+            axes.n_threads[trial.suggest_int("i_threads", 0, len(axes.n_threads) - 1)],
+            axes.n_threads[trial.suggest_int("i_threads_batch", 0, len(axes.n_threads) - 1)],
+            trial.suggest_categorical("flash", axes.flash),
+            trial.suggest_categorical("op_offload", axes.op_offload),
         )
-        if math.isfinite(cost):
-            study.tell(trial, math.log(cost))
-        else:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        cost = measured.cost(point.settings(task.grid.base))
+        worst = max(worst, cost if math.isfinite(cost) else worst)
+        study.tell(trial, math.log(cost if math.isfinite(cost) else _UNFIT_TIMES * worst))
     return measured.answer

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from offloadtune.records import EngineBuild, Machine, Settings, Target, Visit, Workload
+from offloadtune.records import EngineBuild, Machine, Settings, StandsFor, Target, Visit, Workload
 from offloadtune.sweeps import Said
 
 SCRIPT = 1
@@ -102,7 +102,8 @@ class BenchRun:
     """One run of the script, as it stands in the trend. `settings_from` says in words where the settings came from.
 
     `skipped` maps measures that were left out to the reason, a full sentence. `ended_by` is why the engine ended the
-    run before its time, "" where it did not.
+    run before its time, "" where it did not. `n_layer` are the file's own layers, None where they were not written
+    down; `stands_for` as in `GgufFacts`.
     """
 
     script: int
@@ -124,6 +125,8 @@ class BenchRun:
     duration_s: float
     is_interrupted: bool = False
     ended_by: str = ""
+    n_layer: int | None = None
+    stands_for: StandsFor | None = None
 
     @property
     def drivers(self) -> tuple[str | None, ...]:

@@ -94,7 +94,7 @@ class NotMeasuredError(OffloadTuneError):
 
 
 class ExportError(OffloadTuneError):
-    """A profile or an exported file cannot be written."""
+    """A profile, an exported text or a stand-in cannot be written."""
 
     exit_code = 16
 
@@ -131,7 +131,7 @@ EXIT_CODES: dict[int, str] = {
     EngineError.exit_code: "the engine cannot start, or a device it needs cannot be reached",
     StoreError.exit_code: "the journal of measurements cannot be written or read",
     NotMeasuredError.exit_code: "nothing stored answers this; measure first",
-    ExportError.exit_code: "a profile cannot be written",
+    ExportError.exit_code: "a profile, an export or a stand-in cannot be written",
     EngineMissingError.exit_code: "llama-cpp-python is not installed",
     BusyError.exit_code: "another measurement is under way on this machine, or it is too busy for one",
     InterruptedSweepError.exit_code: "stopped by the user; everything measured is kept",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from offloadtune.records import Figures, Goal, Recommendation, Target, Workload
+from offloadtune.records import Figures, Goal, Recommendation, StandsFor, Target, Workload
 from offloadtune.units import format_count
 
 
@@ -30,6 +30,7 @@ class JournalSummary:
 
     `best` is the answer written at its end; `was_put_aside` means measured anew since, with --fresh. `is_interrupted`
     holds for one that was killed, and for one stopped in the middle of a trial; `is_under_way` while it still measures.
+    `n_layer` are the file's own layers, None where they were not written down; `stands_for` as in `GgufFacts`.
     """
 
     path: Path
@@ -49,6 +50,8 @@ class JournalSummary:
     was_put_aside: bool
     is_interrupted: bool
     is_under_way: bool
+    n_layer: int | None = None
+    stands_for: StandsFor | None = None
 
     @property
     def trial_words(self) -> str:
@@ -99,3 +102,5 @@ class RecallReport:
     apply_text: str
     rests_on: JournalSummary
     notes: tuple[str, ...]
+    n_layer: int | None = None
+    stands_for: StandsFor | None = None

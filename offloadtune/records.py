@@ -229,6 +229,11 @@ class StandsFor:
     quantisation: str
     n_layer: int
 
+    def words(self, n_layer: int | None) -> str:
+        """What a file of `n_layer` layers is, None where they are not known, in a few words of the file's own."""
+        share = "" if n_layer in {None, self.n_layer} else f", {n_layer} of its {self.n_layer} layers"
+        return f"stand-in for {self.label} {self.quantisation}{share}, with random weights"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFacts:
@@ -280,17 +285,16 @@ class GgufFacts:
     @property
     def standin_words(self) -> str:
         """What a stand-in stands for, in a few words of the file's own; "" for a real file."""
-        real = self.stands_for
-        if real is None:
-            return ""
-        share = "" if self.n_layer == real.n_layer else f", {self.n_layer} of its {real.n_layer} layers"
-        return f"stand-in for {real.label} {real.quantisation}{share}, with random weights"
+        return self.stands_for.words(self.n_layer) if self.stands_for else ""
 
 
 # --- what is tried -------------------------------------------------------------------------------------------------
 
-PLACEMENT_FIELDS = ("devices", "n_gpu_layers", "n_cpu_moe", "load_mode", "use_extra_bufts")
+PLACEMENT_FIELDS = ("devices", "n_gpu_layers", "n_cpu_moe", "load_mode", "use_extra_bufts", "tensor_split")
 """Fields of `Settings` that need a new load; all others need only a new context."""
+
+_N_SHARES_MAX = 15  # llama-server takes no more
+_SHARE_LIMITS = (1e-9, 1e15)  # within them no sum of the engine's floats is 0 or without end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,12 +303,14 @@ class Settings:
 
     `devices`: None for all of the engine's, () for the CPU alone. `n_gpu_layers` counts the output layer too,
     as llama.cpp does: n_layer + 1 is everything. `n_cpu_moe` stands for the tensor_buft_overrides that keep the
-    routed experts of the first so many blocks in main memory.
+    routed experts of the first so many blocks in main memory. `tensor_split`: in which proportions the devices take
+    layers, in their order; None for the engine's own rule, by free memory.
     """
 
     devices: tuple[str, ...] | None = None
     n_gpu_layers: int = 0
     n_cpu_moe: int = 0
+    tensor_split: tuple[float, ...] | None = None
     load_mode: str = "mmap"
     use_extra_bufts: bool = True
     n_ctx: int = 512
@@ -322,6 +328,19 @@ class Settings:
     swa_full: bool = True
     kv_unified: bool = False
 
+    def __post_init__(self) -> None:
+        if self.tensor_split is None:
+            return
+        low, high = _SHARE_LIMITS
+        shares = tuple(map(float, self.tensor_split))  # one spelling, so that equal ones have one settings_id
+        if not 1 <= len(shares) <= _N_SHARES_MAX:
+            message = f"a tensor_split has 1 to {_N_SHARES_MAX} shares, one a device"
+            raise ValueError(message)
+        if not all(share == 0 or low <= share <= high for share in shares) or not any(shares):
+            message = f"shares of a tensor_split are 0 or from {low:g} to {high:g}, and not all 0"
+            raise ValueError(message)
+        object.__setattr__(self, "tensor_split", shares)
+
     @property
     def placement(self) -> tuple[Any, ...]:
         """What a loaded file depends on; equal placements share a load."""
@@ -335,8 +354,9 @@ class Settings:
     @property
     def settings_id(self) -> str:
         named = dataclasses.asdict(self)
-        if not self.n_cpu_moe:  # younger than the others: without it the names are those of older journals
-            del named["n_cpu_moe"]
+        for younger in ("n_cpu_moe", "tensor_split"):  # without them the names are those of older journals
+            if not named[younger]:
+                del named[younger]
         return _digest(named)[:12]
 
     def replace(self, **changes: Any) -> Settings:

@@ -66,6 +66,8 @@ FIELDS: dict[str, FieldKind] = {
 
 ROW_FORMATS = ("md", "json", "jsonl", "sql", "csv")
 OUR_PREFIX = "offloadtune_"
+STANDS_FOR = f"{OUR_PREFIX}stands_for"
+"""In `extra`, of a stand-in alone: what it stands for, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,7 @@ class RowsRequest:
     n_threads: int | None = None
     n_gpu_layers: int = -1
     n_cpu_moe: int = 0
+    tensor_split: tuple[float, ...] | None = None
     flash_attn: str = "auto"
     repack: bool = True
     n_reps: int = 5

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from offloadtune.records import Basis
+from offloadtune.records import Basis, StandsFor
 from offloadtune.sweeps import Said
 
 
@@ -201,7 +201,8 @@ class Coefficient:
 class CalibrationReport:
     """What a calibration showed. `checks` leave out one passage after the other; `words` are full sentences.
 
-    `failures` say what did not run. `n_timings` are those of prompts and of tokens that the laws now rest on.
+    `failures` say what did not run. `n_timings` are those of prompts and of tokens that the laws now rest on. `n_layer`
+    and `stands_for` are the file's, as in `GgufFacts`.
     """
 
     machine_id: str
@@ -219,3 +220,5 @@ class CalibrationReport:
     store_path: Path
     is_interrupted: bool
     duration_s: float
+    n_layer: int | None = None
+    stands_for: StandsFor | None = None

@@ -83,7 +83,16 @@ class RoundFinished:
     best: Recommendation | None
 
 
-Event = Said | TrialStarted | TrialFinished | RoundFinished
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileGrows:
+    """A stand-in is being written: so many bytes of so many."""
+
+    path: Path
+    n_done_bytes: int
+    n_all_bytes: int
+
+
+Event = Said | TrialStarted | TrialFinished | RoundFinished | FileGrows
 Listener = Callable[[Event], None]
 Teller = Callable[[Said], None]
 
@@ -154,7 +163,7 @@ class WholeFigures:
     """What settings would reach with the whole model, as its stand-ins of fewer layers say.
 
     `name` is "recommended" or a baseline's. `turn_s` is None where a phase is. `no_room` says what memory the whole
-    lacks here, "" where it lacks none.
+    lacks here with these settings, "" where it lacks none.
     """
 
     name: str
@@ -170,9 +179,15 @@ class StandinReport:
     """A sweep of a model that is not here, by a stand-in.
 
     `sweep` is that of the stand-in. Where it has fewer layers than the model, `why_fewer` says why and `wholes` hold
-    the recommended settings first, then those it is compared with; else "" and ().
+    the recommended settings first, then those it is compared with, as found in `depths`; else "" and (). `notes` say
+    what is missing there. `apply_text` is what the target takes for the model itself, with a placeholder for its path.
     """
 
     sweep: SweepReport
-    why_fewer: str
-    wholes: tuple[WholeFigures, ...]
+    apply_text: str
+    why_fewer: str = ""
+    depths: tuple[int, ...] = ()
+    n_layer: int = 0
+    wholes: tuple[WholeFigures, ...] = ()
+    notes: tuple[str, ...] = ()
+    is_interrupted: bool = False

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offloadtune.benches import BenchRun, MeasureKind
-from offloadtune.records import Verdict
+from offloadtune.records import StandsFor, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,7 @@ class TrendCheck:
     """The newest run of a trend, begun `started_at`, against `n_earlier` before it, where enough are those like it.
 
     `changes` are the last ones between them and it, first in the run begun `changed_at`. `warnings` are sentences.
+    `n_layer` and `stands_for` are those of the newest run, as in `BenchRun`.
     """
 
     gguf_path: Path
@@ -79,6 +80,8 @@ class TrendCheck:
     changes: tuple[str, ...]
     changed_at: str
     warnings: tuple[str, ...]
+    n_layer: int | None = None
+    stands_for: StandsFor | None = None
 
     @property
     def slower(self) -> tuple[FigureCheck, ...]:
@@ -134,6 +137,7 @@ class StaleProfile:
     gguf_path: Path
     why: str
     command: str
+    stands_for: StandsFor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

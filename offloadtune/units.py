@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
 KIB = 1024
 MIB = 1024**2
@@ -30,6 +31,7 @@ _BYTE_UNITS = {
 }
 _SECOND_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*\Z")
+_SHARE = re.compile(r"\d+(?:\.\d*)?(?:e[+-]?\d+)?\Z", re.ASCII)
 _SECONDS_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 _SECONDS = re.compile(r"\s*(?:\d+(?:\.\d+)?\s*[a-zA-Z]+\s*)*(?:\d+(?:\.\d+)?)?\s*\Z")  # only the last may lack a unit
 
@@ -112,6 +114,20 @@ def format_ratio(ratio: float) -> str:
 def format_count(count: int, noun: str) -> str:
     """`count` with its noun in the right number: "1 trial", "12 trials"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def parse_split(text: str) -> tuple[float, ...]:
+    """Shares named by `text`, "3/1" or "3,1". Raises ValueError, with the accepted forms, for anything else."""
+    parts = [part.strip() for part in text.replace(",", "/").split("/")]
+    if not all(map(_SHARE.match, parts)):
+        message = f"{text!r} is no split over devices; write it like 3/1 or 3,1"
+        raise ValueError(message)
+    return tuple(map(float, parts))
+
+
+def format_split(shares: Iterable[float], separator: str = "/") -> str:
+    """3/1, every digit kept."""
+    return separator.join(str(int(one)) if float(one).is_integer() else repr(one) for one in shares)
 
 
 def _three_digits(value: float) -> str:

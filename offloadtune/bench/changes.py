@@ -8,7 +8,7 @@ from typing import Any
 
 from offloadtune.benches import BenchRun
 from offloadtune.records import Host, Settings, Workload
-from offloadtune.units import format_bytes_per_s
+from offloadtune.units import format_bytes_per_s, format_split
 
 _RATE_APART = 1.5
 """Measured read rates of one memory swing less than this from run to run, on a busy machine too."""
@@ -65,7 +65,8 @@ def _question(before: BenchRun, after: BenchRun) -> Iterator[str]:
     for field in dataclasses.fields(Settings):
         value, value_now = getattr(before.settings, field.name), getattr(after.settings, field.name)
         if value != value_now:
-            yield f"{field.name} {_setting_words(value)} -> {_setting_words(value_now)}"
+            words = _split_words if field.name == "tensor_split" else _setting_words
+            yield f"{field.name} {words(value)} -> {words(value_now)}"
 
 
 def _changed(what: str, before: str, after: str) -> Iterator[str]:
@@ -85,6 +86,10 @@ def _workload_words(workload: Workload | None) -> str:
     if workload is None:
         return "none"
     return f"{workload.n_prefix_cached}/{workload.n_prompt_new}/{workload.n_gen}/{workload.n_parallel}"
+
+
+def _split_words(value: tuple[float, ...] | None) -> str:
+    return "by free memory" if value is None else format_split(value)
 
 
 def _setting_words(value: Any) -> str:

@@ -29,7 +29,7 @@ from offloadtune.benches import AnchorReading, BenchRun, BenchVisit, Measure, Me
 from offloadtune.records import Verdict, Visit
 from offloadtune.stats import estimate_quantile
 from offloadtune.trends import FigureCheck, RunFigure, Spark, TrendCheck
-from offloadtune.units import format_ratio
+from offloadtune.units import format_count, format_ratio
 
 FALSE_ALARM_FRAC = 0.002
 POWER_FRAC = 0.8
@@ -205,7 +205,7 @@ def check(runs: Sequence[BenchRun]) -> TrendCheck:
     before = _figures_before(baseline.runs, usual)
     pairs = [(figure, before.get(figure.name, [])) for figure in run_figures(newest, usual) if figure.raw_s is not None]
     n_judged = sum(len(some) >= N_EARLIER_NEEDED for _, some in pairs)
-    slower_machine = tuple(_anchor_warnings(newest, earlier))
+    unlike, slower_machine = _unlike_standins(newest, baseline.runs), tuple(_anchor_warnings(newest, earlier))
     is_anchored = not any(map(_offloads, (*baseline.runs, newest)))
     return TrendCheck(
         gguf_path=newest.gguf_path,
@@ -219,7 +219,9 @@ def check(runs: Sequence[BenchRun]) -> TrendCheck:
         ),
         changes=baseline.changes,
         changed_at=baseline.changed_at,
-        warnings=tuple(filter(None, (baseline.warning, *slower_machine, *_unmeasured(newest, earlier)))),
+        warnings=tuple(filter(None, (baseline.warning, *unlike, *slower_machine, *_unmeasured(newest, earlier)))),
+        n_layer=newest.n_layer,
+        stands_for=newest.stands_for,
     )
 
 
@@ -335,6 +337,15 @@ def _anchor_warnings(newest: BenchRun, earlier: Sequence[BenchRun]) -> Iterator[
         if judged.change_log > max(math.log(LEAST_ANCHOR_RATIO), limit_log):
             ratio = format_ratio(value / middle)
             yield f"The machine itself was slower: a fixed piece of work for its {work} took {ratio} the usual time."
+
+
+def _unlike_standins(newest: BenchRun, before: Sequence[BenchRun]) -> Iterator[str]:
+    """Whether a stand-in, whose file may have the name of the real one, is compared with something else."""
+    others = (run for run in before if run.gguf_id != newest.gguf_id)  # old runs of the same file carry no mark
+    n_unlike = sum(run.stands_for != newest.stands_for for run in others)
+    if n_unlike:
+        other = "the real file or another stand-in" if newest.stands_for else "a stand-in with random weights"
+        yield f"{n_unlike} of {format_count(len(before), 'earlier run')} measured something else: {other}."
 
 
 def _unmeasured(newest: BenchRun, earlier: Sequence[BenchRun]) -> Iterator[str]:

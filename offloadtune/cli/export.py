@@ -20,6 +20,7 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter an option
         str | None, typer.Option(metavar="NAME", help="A baseline instead, like cpu_only or default.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write to this file instead of stdout.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="FILE may be a stand-in: settings for the real file.")] = False,
 ) -> None:
     """Print the settings as a Python program or a command.
 
@@ -28,7 +29,8 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter an option
     from offloadtune import pipeline  # noqa: PLC0415 - kept out of --help
     from offloadtune.cli import console  # noqa: PLC0415
 
-    text = pipeline.export_stored(asking.question(file, goal, workload, target, n_ctx), of, console.tell)
+    question = asking.question(file, goal, workload, target, n_ctx)
+    text = pipeline.export_stored(question, of, console.tell, may_be_standin=yes)
     if output is None:
         typer.echo(text, nl=False)
     else:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from offloadtune.errors import UsageError
 from offloadtune.records import WORKLOADS, Settings, Target, Workload
-from offloadtune.units import parse_bytes, parse_seconds
+from offloadtune.units import parse_bytes, parse_seconds, parse_split
 
 Value = TypeVar("Value")
 
@@ -35,6 +35,11 @@ def seconds(option: str, text: str) -> float:
 
 def bytes_of(option: str, text: str) -> int:
     return _parsed(option, text, parse_bytes)
+
+
+def split(option: str, text: str) -> tuple[float, ...]:
+    """Shares like 3/1 or 3,1. Raises UsageError."""
+    return _parsed(option, text, lambda shares: Settings(tensor_split=parse_split(shares)).tensor_split or ())
 
 
 def workload(text: str) -> Workload:
@@ -129,6 +134,8 @@ def _fixed_setting(text: str) -> tuple[str, Any]:
     default = defaults[name]
     if name in _ENUMS:
         return name, choice(f"--set {name}", value, _ENUMS[name])
+    if name == "tensor_split":
+        return name, split(f"--set {name}", value)
     if isinstance(default, bool):
         return name, choice(f"--set {name}", value.lower(), ("true", "false")) == "true"
     if not value.isdecimal() or int(value) > _LARGEST:

@@ -72,6 +72,10 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
     n_cpu_moe: Annotated[
         int | None, typer.Option("--n-cpu-moe", min=0, help="Keep the experts of so many blocks in main memory.")
     ] = None,
+    tensor_split: Annotated[
+        str | None,
+        typer.Option("--tensor-split", metavar="SHARES", help="Shares of the devices in the layers, like 3/1."),
+    ] = None,
     n_seq_max: Annotated[int | None, typer.Option("--n-seq-max", min=1, help="Sequences at once.")] = None,
     n_outputs_max: Annotated[
         int | None, typer.Option("--n-outputs-max", min=0, help="Logits kept at once, 0 for a whole batch.")
@@ -112,6 +116,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter an option
         "type_v": type_v if type_v is None else options.choice("--type-v", type_v.lower(), _CACHE_TYPES),
         "flash_attn_type": _flash_attn(flash_attn),
         "n_cpu_moe": n_cpu_moe,
+        "tensor_split": tensor_split if tensor_split is None else options.split("--tensor-split", tensor_split),
         "n_seq_max": n_seq_max,
         "n_outputs_max": n_outputs_max,
         "swa_full": swa_full,

@@ -12,8 +12,8 @@ from offloadtune.benches import BenchEvent, MeasureVisited
 from offloadtune.records import Outcome, Recommendation
 from offloadtune.report import headline, passage_words, visit_words
 from offloadtune.speeds import CalibrationEvent, PassageMeasured
-from offloadtune.sweeps import Event, RoundFinished, Said, TrialFinished, TrialStarted
-from offloadtune.units import format_seconds, format_tok_per_s
+from offloadtune.sweeps import Event, FileGrows, RoundFinished, Said, TrialFinished, TrialStarted
+from offloadtune.units import format_bytes, format_seconds, format_tok_per_s
 
 
 @contextlib.contextmanager
@@ -40,6 +40,9 @@ def _show(console: Console, status: Status, event: Event | BenchEvent | Calibrat
     elif isinstance(event, MeasureVisited):
         left = format_seconds(max(0.0, event.remaining_s))
         status.update(f"{visit_words(event.visit)}  ({event.n_done} of {event.n_wanted} visits, at most {left} to go)")
+    elif isinstance(event, FileGrows):
+        done, total = format_bytes(event.n_done_bytes), format_bytes(event.n_all_bytes)
+        status.update(f"writing {event.path.name}: {done} of {total}")
     elif isinstance(event, PassageMeasured):
         left = format_seconds(event.remaining_s)
         status.update(f"run {event.n_done + 1} of at most {event.n_most}  (at most {left} to go)")

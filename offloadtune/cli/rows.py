@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from offloadtune.cli import options
 from offloadtune.errors import UsageError
 from offloadtune.rows import ROW_FORMATS, BenchRow, RowsRequest
 
 _RANGE = re.compile(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?\Z")
+_ALL_ZERO = re.compile(r"0(\.0*)?(/0(\.0*)?)*\Z")
 _LARGEST = (1 << 31) - 1  # of the engine's own fields
 _MOST_VALUES = 1000
 _FORMS = "write it like 512, 512,1024, 0-4096+1024 or 256-4096*2"
@@ -56,6 +58,7 @@ def _requests(file: Path, given: Mapping[str, Sequence[str]], endpoints: Sequenc
     values: dict[str, tuple[Any, ...]] = {
         "n_gpu_layers": numbers("-ngl", given["n_gpu_layers"], least=-1),
         "n_cpu_moe": numbers("-ncmoe", given["n_cpu_moe"]),
+        "tensor_split": splits("-ts", given["tensor_split"]),
         "repack": switches("--repack", given["repack"]),
         "n_batch": numbers("-b", given["n_batch"], least=1),
         "n_ubatch": numbers("-ub", given["n_ubatch"], least=1),
@@ -86,6 +89,7 @@ _OPTIONS = {
     "-t": ("--threads", "n_threads"),
     "-ngl": ("--n-gpu-layers", "n_gpu_layers"),
     "-ncmoe": ("--n-cpu-moe", "n_cpu_moe"),
+    "-ts": ("--tensor-split", "tensor_split"),
     "-fa": ("--flash-attn", "flash_attn"),
     "--repack": ("--repack", "repack"),
     "-r": ("--repetitions", "n_reps"),
@@ -150,6 +154,12 @@ def switches(option: str, texts: Sequence[str]) -> tuple[bool, ...]:
         if part not in {"0", "1"}:
             raise UsageError(f"{option} {part!r} is neither 0 nor 1.", hint="use 0 or 1")
     return tuple(part == "1" for part in parts)
+
+
+def splits(option: str, texts: Sequence[str]) -> tuple[tuple[float, ...] | None, ...]:
+    """Shares like 3/1; None, the engine's own rule, for what llama-bench takes for it: all 0. Raises UsageError."""
+    parts = [part.replace(";", "/") for part in names(texts)]
+    return tuple(None if _ALL_ZERO.match(part) else options.split(option, part) for part in parts)
 
 
 def flash_attentions(option: str, texts: Sequence[str]) -> tuple[str, ...]:

@@ -47,7 +47,8 @@ def standin(  # noqa: PLR0913, PLR0917 - one parameter an option
     from offloadtune import pipeline, report  # noqa: PLC0415 - kept out of --help
     from offloadtune.cli import console, files  # noqa: PLC0415
 
-    is_file = os.path.lexists(shape) or shape.lower().endswith(".gguf")
+    # A folder of the model's name is a clone of its repository, and says nothing.
+    is_file = os.path.isfile(shape) or shape.lower().endswith(".gguf")  # noqa: PTH113 - knows names of any length
     request = pipeline.StandinRequest(
         source=files.path_of(shape) if is_file else shape,
         output=output,

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from offloadtune.cli import asking
-from offloadtune.cli.completion import one_of
-from offloadtune.errors import InterruptedSweepError
+from offloadtune.cli.completion import name_of, one_of
+from offloadtune.errors import InterruptedSweepError, UsageError
 from offloadtune.records import WORKLOADS, Goal, Target
 
 
 def sweep(  # noqa: PLR0913, PLR0917 - one parameter an option
-    file: asking.ModelFile,
+    file: Annotated[
+        str | None,
+        typer.Argument(help="A GGUF model file, any shard of one, or its name in the list.", show_default=False),
+    ] = None,
+    standin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Instead of FILE: a published model, like llama-3-70b, by a file of its size with random weights.",
+            autocompletion=name_of("shape_names"),
+        ),
+    ] = None,
+    quant: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --standin: the quantisation.", autocompletion=name_of("quant_names")),
+    ] = None,
     budget: Annotated[str, typer.Option(metavar="TIME", help="Time for measuring, like 90s or 10m.")] = "120s",
     goal: Annotated[
         str, typer.Option(help=f"What best means: {', '.join(Goal)}.", autocompletion=one_of(Goal))
@@ -45,13 +60,17 @@ def sweep(  # noqa: PLR0913, PLR0917 - one parameter an option
     prove: Annotated[bool, typer.Option("--prove", help="Hash the whole file before and after.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure how FILE runs best here, write the settings as a profile, and say why."""
+    """Measure how FILE runs best here, write the settings as a profile, and say why.
+
+    With --standin, how a model would run that is not here: nothing is downloaded.
+    """
     from offloadtune import pipeline, report  # noqa: PLC0415 - kept out of --help
     from offloadtune.cli import console, files, options, progress  # noqa: PLC0415
     from offloadtune.sweeps import SweepRequest  # noqa: PLC0415
 
+    _check_source(file, standin, quant)
     request = SweepRequest(
-        path=files.path_of(file),
+        path=Path() if file is None else files.path_of(file),
         workload=options.workload(workload),
         budget_s=options.seconds("--budget", budget),
         goal=Goal(options.choice("--goal", goal, list(Goal))),
@@ -64,10 +83,27 @@ def sweep(  # noqa: PLR0913, PLR0917 - one parameter an option
         is_fresh=fresh,
     )
     with progress.listener() as listen:
-        found = pipeline.sweep(request, listen)
+        if standin is None or quant is None:
+            found = pipeline.sweep(request, listen)
+            value, view, is_interrupted = report.sweep_json(found), report.sweep_view(found), found.is_interrupted
+        else:
+            whole = pipeline.sweep_standin(standin, quant, request, listen)
+            value, view = report.standin_sweep_json(whole), report.standin_sweep_view(whole)
+            is_interrupted = whole.is_interrupted
     if json:
-        console.show_json(report.sweep_json(found))
+        console.show_json(value)
     else:
-        console.show(report.sweep_view(found))
-    if found.is_interrupted:
+        console.show(view)
+    if is_interrupted:
         raise typer.Exit(InterruptedSweepError.exit_code)
+
+
+def _check_source(file: str | None, standin: str | None, quant: str | None) -> None:
+    """Refuse what names no model, or two."""
+    if (file is None) == (standin is None):
+        hint = "offloadtune sweep FILE, or offloadtune sweep --standin llama-3-8b --quant Q4_K_M"
+        raise UsageError("A sweep needs a FILE or --standin, and not both.", hint=hint)
+    if standin is not None and quant is None:
+        raise UsageError(f"--standin {standin} needs a quantisation.", hint="add --quant, for example --quant Q4_K_M")
+    if file is not None and quant is not None:
+        raise UsageError("A file says its own quantisation.", hint="leave out --quant")

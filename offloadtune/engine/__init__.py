@@ -3,11 +3,12 @@
 `Runner` runs trials, keeps one placement loaded, and asks what settings would take; what needs no file (which devices
 there are, what each moves) is in `holding`, which it is built on; `WorkerProcess` owns the child;
 `classify` reads its remains; `self_test` looks for what keeps a broken build alive; `installed_build_id` tells builds
-apart, loading none.
+apart, loading none. `engine.synthetic` simulates all of it and is imported by that name alone: no sweep needs it.
 Rejected: a process for every trial (a load each), a process for the whole sweep (the first crash ends it), threads
 (an abort takes us down).
 """
 
+from offloadtune.engine.abreast import Abreast
 from offloadtune.engine.anchor import AnchorProcess
 from offloadtune.engine.build import installed_build_id
 from offloadtune.engine.classify import classify, is_gone, refused_file
@@ -19,6 +20,7 @@ from offloadtune.engine.selftest import SelfTest, self_test
 
 __all__ = [
     "WORKER_COMMAND",
+    "Abreast",
     "AnchorProcess",
     "OpenedTrial",
     "RulerFailedError",

@@ -315,8 +315,7 @@ class Runner(HeldWorker):
     def visit_opened(self, context: int, deadline: float, *, is_warmup: bool, **work: int) -> Visit:
         """One visit in an open context, of `n_prefix` restored, `n_new` read and `n_steps` + 1 written tokens."""
         value = self._ask("visit", deadline, context=context, **work)
-        value["step_ns"], value["sample_ns"] = tuple(value["step_ns"]), tuple(value["sample_ns"])
-        return Visit(is_warmup=is_warmup, i_load=self.n_model_loads, **value)
+        return visit_of(value, is_warmup=is_warmup, i_load=self.n_model_loads)
 
     # --- the worker ------------------------------------------------------------------------------------------
 
@@ -379,3 +378,9 @@ class Runner(HeldWorker):
         timed_out = isinstance(error, WorkerDiedError) and error.timed_out
         outcome, reason = classify(error.evidence, offloads=settings.offloads, timed_out=timed_out)
         return outcome, reason, error.evidence
+
+
+def visit_of(value: dict[str, Any], *, is_warmup: bool, i_load: int) -> Visit:
+    """A visit as the worker tells it."""
+    steps, samples = tuple(value["step_ns"]), tuple(value["sample_ns"])
+    return Visit(**{**value, "step_ns": steps, "sample_ns": samples}, is_warmup=is_warmup, i_load=i_load)

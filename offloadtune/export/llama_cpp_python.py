@@ -68,7 +68,7 @@ def llama_kwargs(settings: Settings, told: Collection[str] | None = None) -> dic
         message = f"Llama of llama-cpp-python cannot be told {', '.join(unsayable)}."
         raise ExportError(message, hint="leave it out, or sweep with --target llama_server")
     use_mmap, use_mlock = _LOAD_MODES[settings.load_mode]
-    arguments = {
+    arguments: dict[str, Any] = {
         "n_gpu_layers": settings.n_gpu_layers,
         "n_ctx": settings.n_ctx,
         "n_batch": settings.n_batch,
@@ -84,6 +84,8 @@ def llama_kwargs(settings: Settings, told: Collection[str] | None = None) -> dic
         "use_mmap": use_mmap,
         "use_mlock": use_mlock,
     }
+    if settings.tensor_split is not None:
+        arguments["tensor_split"] = list(settings.tensor_split)
     return {name: value for name, value in arguments.items() if told is None or _FIELDS.get(name, name) in told}
 
 

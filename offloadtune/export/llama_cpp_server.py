@@ -47,9 +47,7 @@ def llama_cpp_server_words(settings: Settings, path: Path) -> list[str]:
     The server's own defaults would keep the logits of every token, which takes memory that was never measured, and
     log every decode, which takes time. Raises ExportError for what `Llama` itself can neither say nor be made to say.
     """
-    arguments = {"model": path, **llama_kwargs(settings), "logits_all": False, "verbose": False}
-    words = {name: value for name, value in arguments.items() if name not in _WORDLESS}
-    return [word for name, value in words.items() for word in (f"--{name}", _word(value))]
+    return [word for group in _groups(settings, path) for word in group]
 
 
 def render_server_program(settings: Settings, path: Path, endpoints: Sequence[str] = ()) -> str | None:
@@ -57,13 +55,20 @@ def render_server_program(settings: Settings, path: Path, endpoints: Sequence[st
 
     Raises ExportError as `llama_cpp_server_words` does.
     """
-    words = llama_cpp_server_words(settings, path)
+    groups = _groups(settings, path)
     lines = [f"    params.{name} = False" for name in _WORDLESS if not getattr(settings, name)]
     before = recipe(settings, endpoints) + (_CONTEXT_PATCH.format(lines="\n".join(lines)) if lines else "")
     if not before:
         return None
-    pairs = zip(words[::2], words[1::2], strict=True)
-    return _PROGRAM.format(recipe=before, words="".join(f"    {name!r}, {value!r},\n" for name, value in pairs))
+    words = "".join(f"    {', '.join(map(repr, group))},\n" for group in groups)
+    return _PROGRAM.format(recipe=before, words=words)
+
+
+def _groups(settings: Settings, path: Path) -> list[list[str]]:
+    """Each option with its value, or its values."""
+    arguments = {"model": path, **llama_kwargs(settings), "logits_all": False, "verbose": False}
+    values = {name: value if isinstance(value, list) else [value] for name, value in arguments.items()}
+    return [[f"--{name}", *map(_word, some)] for name, some in values.items() if name not in _WORDLESS]
 
 
 def _word(value: object) -> str:

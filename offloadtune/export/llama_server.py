@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from offloadtune.records import Settings
+from offloadtune.units import format_split
 
 _FLASH_ATTN = {"enabled": "on", "disabled": "off", "auto": "auto"}
 _LOAD_MODES = {"mmap_mlock": "mmap+mlock", "direct_io": "dio"}
@@ -44,6 +45,8 @@ def _groups(settings: Settings, path: Path, endpoints: Sequence[str]) -> list[li
     }
     if settings.n_cpu_moe:
         pairs["--n-cpu-moe"] = settings.n_cpu_moe
+    if settings.tensor_split is not None:
+        pairs["--tensor-split"] = format_split(settings.tensor_split, ",")
     groups += [[flag, str(value)] for flag, value in pairs.items()]
     switches = {
         "--no-kv-offload": not settings.offload_kqv,

@@ -35,7 +35,7 @@ class Profile:
 def render_profile(profile: Profile) -> str:
     """The profile as TOML. What is not known is left out: TOML has no null."""
     answer = profile.recommendation
-    host = profile.machine.host
+    host, real = profile.machine.host, profile.facts.stands_for
     document = {
         "format": FORMAT,
         "offloadtune": profile.offloadtune_version,
@@ -60,6 +60,8 @@ def render_profile(profile: Profile) -> str:
             "identity": profile.facts.gguf_id,
             "sha256": profile.sha256,
             "file_bytes": profile.facts.file_bytes,
+            "n_layer": profile.facts.n_layer if real else None,
+            "stands_for": dataclasses.asdict(real) if real else None,
         },
         "workload": dataclasses.asdict(answer.workload),
         "settings": dataclasses.asdict(answer.trial.settings),

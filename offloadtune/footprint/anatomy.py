@@ -24,6 +24,7 @@ from offloadtune.records import GgufFacts, TensorFacts
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 
 _BLOCK_NAME = re.compile(r"blk\.([0-9]+)\.")
 _EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")  # LLM_FFN_EXPS_REGEX, what --n-cpu-moe matches

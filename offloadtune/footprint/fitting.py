@@ -83,7 +83,8 @@ def grid_of(facts: GgufFacts, settings: Settings, **arrays: Ints) -> Grid:
     one = Grid.of((settings,), facts.n_layer)
     fields = {name: getattr(settings, name) for name in names}
     fields |= {"n_gpu_layers": settings.n_gpu_layers, "n_ctx": settings.n_ctx, "unified": settings.kv_unified}
-    return Grid.over(facts.n_layer, **{**fields, "k32": one.k32, "v32": one.v32, "flash": one.flash, **arrays})
+    fields |= {"k32": one.k32, "v32": one.v32, "flash": one.flash, "splits": one.splits}
+    return Grid.over(facts.n_layer, **{**fields, **arrays})
 
 
 def is_mapped(settings: Settings) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from offloadtune.footprint.anatomy import Backend, Bools, Ints
+from offloadtune.footprint.anatomy import Backend, Bools, Floats, Ints
 from offloadtune.records import Settings
 
 BYTES_OF_32 = {
@@ -53,7 +53,9 @@ class Grid:
     """One setting an entry; all arrays have one length. Fields are those of `Settings`, as effective in the engine.
 
     `n_cells` is the cache of one stream in cells, `n_streams` how many there are; `k32` and `v32` are bytes of 32
-    cached values, `flash` whether flash attention is on, `has_devices` whether any but the CPU may be used.
+    cached values, `flash` whether flash attention is on, `has_devices` whether any but the CPU may be used. `splits`
+    are shares of the devices, (n_settings, n_shares), 0 in all of a row where the engine decides; None where it always
+    does.
     """
 
     n_gpu_layers: Ints
@@ -71,12 +73,15 @@ class Grid:
     offload_kqv: Bools
     op_offload: Bools
     has_devices: Bools
+    splits: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.n_gpu_layers)
 
     def __getitem__(self, part: slice) -> Grid:
-        return Grid(**{field.name: getattr(self, field.name)[part] for field in fields(self)})
+        some: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        some = {name: values if values is None else values[part] for name, values in some.items()}
+        return Grid(**some)
 
     @classmethod
     def of(cls, settings: Sequence[Settings], n_layer: int) -> Grid:
@@ -89,6 +94,7 @@ class Grid:
             n_gpu_layers=[one.n_gpu_layers if one.devices != () else 0 for one in settings],
             unified=[one.kv_unified for one in settings],
             has_devices=[one.devices != () for one in settings],
+            splits=_splits_of(settings),
             **{name: [getattr(one, name) for one in settings] for name in _SAME_NAME},
         )
 
@@ -96,8 +102,10 @@ class Grid:
     def over(cls, n_layer: int, **given: Any) -> Grid:
         """The grid of arrays or numbers that broadcast to one length, rounded as llama-context.cpp does.
 
-        Named as in `Settings`, but for `k32`, `v32`, `flash` and `unified`; those left out are its defaults.
+        Named as in `Settings`, but for `k32`, `v32`, `flash`, `unified` and `splits` (a row for each setting, or one
+        for all); those left out are its defaults.
         """
+        splits = given.pop("splits", None)
         arrays = np.broadcast_arrays(*({**_DEFAULTS, **given}[name] for name in _DEFAULTS))
         asked = {name: np.atleast_1d(value) for name, value in zip(_DEFAULTS, arrays, strict=True)}
         k = asked["n_gpu_layers"].astype(np.int64)
@@ -123,6 +131,7 @@ class Grid:
             offload_kqv=asked["offload_kqv"].astype(np.bool_),
             op_offload=asked["op_offload"].astype(np.bool_),
             has_devices=asked["has_devices"].astype(np.bool_),
+            splits=None if splits is None else np.broadcast_to(splits, (len(k), np.shape(splits)[-1])),
         )
 
 
@@ -145,6 +154,16 @@ _DEFAULTS = {
     "unified": False,
     "has_devices": True,
 }
+
+
+def _splits_of(settings: Sequence[Settings]) -> Floats | None:
+    n_shares = max((len(one.tensor_split or ()) for one in settings), default=0)
+    if not n_shares:
+        return None
+    rows = np.zeros((len(settings), n_shares))
+    for row, one in zip(rows, settings, strict=True):
+        row[: len(one.tensor_split or ())] = one.tensor_split or ()
+    return rows
 
 
 def _pad_256(cells: Ints) -> Ints:

@@ -2,7 +2,7 @@
 
 With NA blocks and k = n_gpu_layers, block i is on a device iff i >= NA + 1 - k, and the output counts as block NA
 (llama-model.cpp, `get_layer_buft_list`). Several devices share those blocks in contiguous slices: of the k blocks the
-j-th goes to the first device whose cumulated share exceeds j / k.
+j-th goes to the first device whose cumulated share exceeds j / k, both as floats of 32 bits.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from offloadtune.footprint.anatomy import Anatomy, Backend, Ints, places_of
+from offloadtune.footprint.anatomy import Anatomy, Backend, Floats, Ints, places_of
 from offloadtune.footprint.grid import HOST, Grid
 
 
@@ -31,15 +32,37 @@ class Slices:
 
 
 def slices_of(grid: Grid, n_layer: int, shares: Sequence[float]) -> Slices:
-    """Blocks of each device for `shares` of any scale (one a device, in llama.cpp's order of devices)."""
+    """Blocks of each device, one an entry of `shares`, in llama.cpp's order of devices.
+
+    They take blocks by the setting's own split; where it has none, by `shares`, of any scale.
+    """
     k = grid.n_gpu_layers
     start = n_layer + 1 - k
-    total = sum(shares) or 1.0
-    cumulated = np.cumsum([share / total for share in shares])[:-1]
-    edges = [np.zeros_like(k), *(np.ceil(share * k - 1e-9).astype(np.int64) for share in cumulated), k]
+    sums = np.cumsum(_shares_of(grid, shares), axis=1, dtype=np.float32)
+    cumulated = sums[:, :-1] / np.where(sums[:, -1:] > 0, sums[:, -1:], 1)
+    edges = [np.zeros_like(k), *(_n_below(share, k) for share in cumulated.T), k]
     begin = np.stack([start + edge for edge in edges[:-1]])
     end = np.stack([start + edge for edge in edges[1:]])
     return Slices(begin=begin, end=end, n_layer=n_layer)
+
+
+def _shares_of(grid: Grid, shares: Sequence[float]) -> Floats:
+    """Those of each device in each setting, (n_settings, n_devices), or in all of them, (1, n_devices)."""
+    by_engine = np.array([shares], dtype=np.float64)
+    if grid.splits is None:
+        return by_engine
+    n_devices = len(shares)
+    named = np.pad(grid.splits[:, :n_devices], ((0, 0), (0, max(n_devices - grid.splits.shape[1], 0))))
+    return np.where(named.any(axis=1, keepdims=True), named, by_engine)
+
+
+def _n_below(share: NDArray[np.float32], k: Ints) -> Ints:
+    """How many j of 0 to k - 1 have j / k below `share`, in floats of 32 bits."""
+    n_sure = np.maximum(np.floor(share.astype(np.float64) * k).astype(np.int64) - 1, 0)
+    n_below = n_sure.copy()
+    for j in (n_sure, n_sure + 1, n_sure + 2):
+        n_below += (j < k) & (j.astype(np.float32) / np.maximum(k, 1).astype(np.float32) < share)
+    return n_below
 
 
 def device_weights(anatomy: Anatomy, grid: Grid, slices: Slices, backends: Sequence[Backend]) -> Ints:

@@ -15,6 +15,9 @@ rigs         what they, or this machine, can do at best
 companions   a draft model or a projector beside it
 shapes       a model by name instead of by file
 standing_in  a file with its shape and random weights
+standin_sweeping  a sweep of such a file
+depths       or of two with fewer layers, and what they say of the whole
+surroundings the memory that it will find
 calibrating  what trials taught of the devices
 calibrating_speed  the few runs that teach the law of this machine's speed most
 speed_memory what runs showed of it
@@ -67,6 +70,7 @@ if TYPE_CHECKING:
     from offloadtune.pipeline.probing import cache_cost, crash_path, inspect, probe, probe_machine, standing_here
     from offloadtune.pipeline.rows import bench_rows, import_rows, render_rows, stored_rows
     from offloadtune.pipeline.shapes import card_names, quant_names, shape_names
+    from offloadtune.pipeline.standin_sweeping import sweep_standin
     from offloadtune.pipeline.standing_in import StandinRequest, write_standin
     from offloadtune.pipeline.summing import history
     from offloadtune.pipeline.sweeping import sweep
@@ -105,6 +109,7 @@ __all__ = [
     "standing_here",
     "stored_rows",
     "sweep",
+    "sweep_standin",
     "trends",
     "write_export",
     "write_standin",
@@ -138,6 +143,7 @@ _HOMES = {
     "standing_here": "probing",
     "stored_rows": "rows",
     "sweep": "sweeping",
+    "sweep_standin": "standin_sweeping",
     "trends": "trending",
     "write_standin": "standing_in",
 }

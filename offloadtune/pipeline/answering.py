@@ -47,7 +47,7 @@ def answer_sweep(measuring: Measuring, sha256_before: str | None) -> SweepReport
             facts=measuring.facts,
             sha256=None,
             recommendation=answer,
-            apply_text=apply_text(answer.trial, measuring.facts.path, measuring.request.endpoints),
+            apply_text=apply_text(answer.trial, measuring.facts, measuring.request.endpoints),
             journal_path=measuring.journal.path,
             measured_at=measuring.measured_at,
         )

@@ -15,7 +15,8 @@ from offloadtune.pipeline.companions import companions_for
 from offloadtune.pipeline.planning import facts_for, plan_memory
 from offloadtune.pipeline.rooms import named_place
 from offloadtune.plans import MemoryPlan, PlanRequest
-from offloadtune.records import Target
+from offloadtune.records import Settings, Target
+from offloadtune.units import parse_split
 
 Found = TypeVar("Found")
 
@@ -34,7 +35,7 @@ _FLASH_ATTN = {
 _OF_SPEED = ("ram", "ram_gb_per_s", "n_prompt_tokens", "depth")
 _OF_FILES = ("file", "draft", "mmproj")
 _OF_PLACE = ("shape", "quant", "card", "vram_limit_bytes", "ram_limit_bytes", "n_devices", "target")
-_KEYS = sorted({*_COUNTS, *_CHOICES, *_SWITCHES, *_OF_SPEED, *_OF_FILES, *_OF_PLACE, "flash_attn"})
+_KEYS = sorted({*_COUNTS, *_CHOICES, *_SWITCHES, *_OF_SPEED, *_OF_FILES, *_OF_PLACE, "flash_attn", "tensor_split"})
 _UNTIL_ASKED = {"n_gpu_layers": -1, "swa_full": False, "flash_attn_type": "auto", "n_outputs_max": 0}
 """What a line leaves out is as in llama.cpp's own programs, except that logits are kept for the whole batch."""
 
@@ -105,6 +106,8 @@ def _asked(spec: dict[str, Any]) -> dict[str, Any]:
             asked[key] = _count(spec, key, least=-1 if key == "n_gpu_layers" else 0)
     if "flash_attn" in spec:
         asked["flash_attn_type"] = _flash_attn(spec["flash_attn"])
+    if "tensor_split" in spec:
+        asked["tensor_split"] = _split(spec["tensor_split"])
     return asked
 
 
@@ -206,6 +209,18 @@ def _flash_attn(value: Any) -> str:
         return _FLASH_ATTN[value.lower() if isinstance(value, str) else value]
     except (KeyError, TypeError):
         raise UsageError(f"flash_attn {_shown(value)} is not known.", hint="use on, off or auto") from None
+
+
+def _split(value: Any) -> tuple[float, ...]:
+    """Shares as a list of numbers, or as a text like 3/1."""
+    try:
+        if isinstance(value, list) and all(type(one) in {int, float} for one in value):
+            return Settings(tensor_split=tuple(value)).tensor_split or ()
+        if isinstance(value, str):
+            return Settings(tensor_split=parse_split(value)).tensor_split or ()
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"tensor_split {_shown(value)}: {error}.", hint="write it like [3, 1]") from None
+    raise UsageError(f"tensor_split must be a list of numbers, not {_shown(value)}.", hint="write it like [3, 1]")
 
 
 def _shown(value: Any) -> str:

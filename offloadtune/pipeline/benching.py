@@ -41,6 +41,7 @@ from offloadtune.pipeline.choosing import Chosen, choose
 from offloadtune.pipeline.guarding import GuardedRunner
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.loading import time_loads
+from offloadtune.pipeline.marking import standin_sentence
 from offloadtune.pipeline.probing import standing_now
 from offloadtune.pipeline.rebuilding import rebuild_line
 from offloadtune.pipeline.sweeping import llama_arguments, unbreakable
@@ -70,6 +71,8 @@ def bench_file(request: BenchRequest, listen: BenchListener) -> BenchReport:
     check_bench(request, facts)
     chosen = choose(request, facts, listen)
     with store.measuring_alone(store.data_dir(), facts.path.name):
+        if words := standin_sentence(facts):
+            listen(Said(text=words))
         run, path = _run(request, facts, chosen, listen)
     figures = bench.figures_of(run)
     return BenchReport(run=run, figures=figures, notes=tuple(bench.notes_of(run)), trend_path=path)
@@ -185,6 +188,8 @@ class Benching:
             duration_s=round(self._elapsed_s(), 3),
             is_interrupted=self.is_interrupted,
             ended_by=self.ended_by,
+            n_layer=self.facts.n_layer,
+            stands_for=self.facts.stands_for,
         )
 
     def _tell_first(self, standing: Sequence[Disturbance]) -> None:

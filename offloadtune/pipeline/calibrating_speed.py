@@ -25,8 +25,10 @@ from offloadtune.pipeline.checking import check_calibration, check_memory
 from offloadtune.pipeline.devices import machine_place
 from offloadtune.pipeline.guarding import GuardedRunner
 from offloadtune.pipeline.interrupts import deaf
+from offloadtune.pipeline.marking import standin_sentence
 from offloadtune.pipeline.probing import standing_now
 from offloadtune.pipeline.rebuilding import rebuild_line, rebuild_words
+from offloadtune.pipeline.rooms import check_split
 from offloadtune.pipeline.spaces import SelfTestMemory
 from offloadtune.pipeline.speed_memory import SpeedMemory, runs_of, where_words
 from offloadtune.pipeline.sweeping import llama_arguments, unbreakable
@@ -113,11 +115,14 @@ class CalibratingSpeed:
     ) -> None:
         self.request, self.facts, self.runner, self.listen = request, facts, runner, listen
         self.start_s = time.monotonic()
+        if words := standin_sentence(facts):
+            listen(Said(text=words))
         for one in standing_now(request.endpoints):
             listen(Said(text=one.words))
         self.engine, devices = runner.describe()
         self.machine = Machine(host=probe_host(), devices=devices)
         check_memory(request.fixed, facts, self.machine, n_ctx=n_ctx)
+        check_split(request.fixed.get("tensor_split"), len(self.machine.offload_devices))
         self.undisturbed = Undisturbed(
             runner,
             self.machine,
@@ -180,6 +185,8 @@ class CalibratingSpeed:
             store_path=store.speed_path(self.machine),
             is_interrupted=self.is_interrupted,
             duration_s=round(time.monotonic() - self.start_s, 3),
+            n_layer=self.facts.n_layer,
+            stands_for=self.facts.stands_for,
         )
 
     def _heed_self_tests(self) -> None:

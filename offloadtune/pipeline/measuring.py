@@ -24,6 +24,7 @@ from offloadtune.pipeline.journals import side_by_side
 from offloadtune.pipeline.probing import standing_now
 from offloadtune.pipeline.rebuilding import rebuild_words
 from offloadtune.pipeline.resuming import earlier_header, open_journal
+from offloadtune.pipeline.rooms import check_split
 from offloadtune.pipeline.spaces import SelfTestMemory, space_of, wanted_n_ctx
 from offloadtune.pipeline.speed_memory import SpeedMemory
 from offloadtune.pipeline.undisturbed import Undisturbed
@@ -66,6 +67,7 @@ class Measuring:
         self.tested = {offloads for offloads in (False, True) if self.self_tests.get(offloads=offloads) is not None}
         self.space = space_of(facts, header)
         check_memory(request.fixed, facts, self.machine, n_ctx=self.space.n_ctx)
+        check_split(request.fixed.get("tensor_split"), len(self.machine.offload_devices))
         self.device_memory = DeviceMemory(facts, self.machine, self.engine)
         self.foresight = Foresight(SpeedMemory(facts, self.machine, self.engine), listen)
         self._tell_kept()
@@ -277,6 +279,8 @@ class Measuring:
             endpoints=self.request.endpoints,
             n_os_cpus=os.cpu_count(),
             ruler=store.RULER,
+            n_layer=self.facts.n_layer,
+            stands_for=self.facts.stands_for,
             started_at=self.started_at.isoformat(timespec="seconds"),
         )
 

@@ -29,7 +29,7 @@ from offloadtune.pipeline.expecting import LawsFor, catalogue_laws, check_tokens
 from offloadtune.pipeline.foretelling import Foretold, Parts
 from offloadtune.pipeline.helping import gains_of
 from offloadtune.pipeline.questions import Ints, Question
-from offloadtune.pipeline.rooms import Place, named_place
+from offloadtune.pipeline.rooms import Place, check_split, named_place
 from offloadtune.pipeline.shapes import facts_of_shape, weights_basis
 from offloadtune.plans import (
     DevicePlan,
@@ -179,6 +179,7 @@ def _foretold(question: Question, foretold: Foretold) -> MemoryPlan:
 def _question(request: PlanRequest, facts: GgufFacts, place: Place, companions: Companions) -> Question:
     check_tokens(request)
     settings = settings_for(request, facts)
+    check_split(settings.tensor_split, len(place.room.names))
     if refused := companions.contradiction(settings):
         raise UsageError(f"The draft model: {refused[0]}", hint=refused[1])
     question = Question(

@@ -22,7 +22,7 @@ from offloadtune.recalls import Question, UnreadableJournal
 from offloadtune.recommend import Round, recommend
 from offloadtune.records import GgufFacts, Recommendation, TrialResult
 from offloadtune.sweeps import Said, Teller
-from offloadtune.units import format_bytes, format_count, parse_bytes
+from offloadtune.units import format_bytes, format_count, format_split, parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,8 @@ def _notes(stored: StoredSweep, space: search.Space) -> Iterator[str]:
 
 def limit_options(header: store.SweepHeader) -> Iterator[str]:
     """The options that narrowed what was tried."""
-    yield from (f"--set {name}={value}" for name, value in header.fixed.items())
+    for name, value in header.fixed.items():
+        yield f"--set {name}={format_split(value) if isinstance(value, tuple) else value}"
     if header.limit_bytes is not None:
         yield f"--vram-limit {_bytes_words(header.limit_bytes)}"
     yield from (f"--rpc {endpoint}" for endpoint in header.endpoints)

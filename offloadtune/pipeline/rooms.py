@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offloadtune import catalogue
@@ -10,7 +11,7 @@ from offloadtune.footprint import CUDA, GENERIC, Room, margin_of
 from offloadtune.pipeline.rigs import host_of_request, rig_of_cards
 from offloadtune.plans import PlanRequest, RuntimeBasis
 from offloadtune.speeds import HostRates, Rig
-from offloadtune.units import MIB
+from offloadtune.units import MIB, format_count, format_split
 
 PUBLISHED_CUDA_RUNTIME_BYTES = 330 * MIB
 """CUDA context of one process on one card, by published logs of llama.cpp (320 to 330 MiB)."""
@@ -71,6 +72,14 @@ def named_place(request: PlanRequest, host: HostRates | None = None) -> Place:
     )
     rig = rig_of_cards(card, names, host or host_of_request(request), offloads_ops=backend.offloads_ops)
     return Place(room=room, bases=(basis,) * n, warnings=_unknown_size(card, request.limit_bytes), rig=rig)
+
+
+def check_split(shares: Sequence[float] | None, n_devices: int) -> None:
+    """Refuse a tensor_split for more devices than there are. Raises UsageError."""
+    if shares is not None and len(shares) > n_devices:
+        there_are = f"there {'is' if n_devices == 1 else 'are'} {format_count(n_devices, 'device')}"
+        message = f"tensor_split {format_split(shares)} has {format_count(len(shares), 'share')}, and {there_are}."
+        raise UsageError(message, hint="name one share a device, in the engine's order, or leave it out")
 
 
 def _unknown_size(card: catalogue.Card | None, limit_bytes: int | None) -> tuple[str, ...]:

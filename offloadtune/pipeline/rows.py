@@ -18,10 +18,12 @@ from offloadtune.errors import EngineMissingError, InterruptedSweepError, Nothin
 from offloadtune.gguf import read_gguf
 from offloadtune.pipeline.guarding import GuardedRunner
 from offloadtune.pipeline.interrupts import deaf
+from offloadtune.pipeline.marking import standin_sentence
 from offloadtune.pipeline.rebuilding import rebuild_line
 from offloadtune.probe import probe_host
 from offloadtune.records import EngineBuild, GgufFacts, Settings
-from offloadtune.rows import FIELDS, OUR_PREFIX, ROW_FORMATS, BenchRow, ImportedRows, RowsRequest
+from offloadtune.report.standins import STANDIN_LIMITS, standin_words
+from offloadtune.rows import FIELDS, OUR_PREFIX, ROW_FORMATS, STANDS_FOR, BenchRow, ImportedRows, RowsRequest
 from offloadtune.sweeps import Said
 from offloadtune.units import format_count
 
@@ -67,6 +69,8 @@ def bench_rows(
 
     with store.measuring_alone(store.data_dir(), facts.path.name):
         try:
+            if words := standin_sentence(facts):
+                _tell(listen, f"Warning: {words}")
             for request in requests:
                 failures += _measured(request, facts, listen, finished)
         except KeyboardInterrupt:
@@ -130,10 +134,20 @@ def stored_rows(text_format: str) -> str:
 
 
 def render_rows(rows: Sequence[BenchRow], text_format: str) -> str:
-    """`rows` as llama-bench prints them. Raises UsageError for a form that it does not have."""
+    """`rows` as llama-bench prints them. Raises UsageError for a form that it does not have.
+
+    Above the table stands what stand-ins there are among them; the other forms are for programs and take no line.
+    """
     if text_format not in ROW_FORMATS:
         raise UsageError(f"{text_format!r} is no form of llama-bench.", hint=f"use one of {', '.join(ROW_FORMATS)}")
-    return export.render_rows(rows, text_format, _n_threads_unasked())
+    text = export.render_rows(rows, text_format, _n_threads_unasked())
+    return f"{_standin_lines(rows)}{text}" if text_format == "md" else text
+
+
+def _standin_lines(rows: Sequence[BenchRow]) -> str:
+    """A line for each stand-in among `rows`; one that was imported may say anything of itself."""
+    found = dict.fromkeys(str(row.extra[STANDS_FOR]) for row in rows if row.extra.get(STANDS_FOR))
+    return "".join(f"{_printable(words)}: {STANDIN_LIMITS}\n\n" for words in found)
 
 
 def _printable(text: str) -> str:
@@ -200,6 +214,7 @@ def settings_of(request: RowsRequest) -> Settings:
     return Settings(
         n_gpu_layers=request.n_gpu_layers,
         n_cpu_moe=request.n_cpu_moe,
+        tensor_split=request.tensor_split,
         load_mode="auto",
         use_extra_bufts=request.repack,
         n_batch=request.n_batch,
@@ -235,6 +250,7 @@ def _row(request: RowsRequest, facts: GgufFacts, engine: EngineBuild, test: Rule
         "n_gpu_layers": request.n_gpu_layers,
         "n_cpu_moe": request.n_cpu_moe,
         "flash_attn": _FLASH_ATTN[request.flash_attn][1],
+        "tensor_split": _split_words(request.tensor_split),
         "tensor_buft_overrides": "none",
         "repack": request.repack,
         "n_prompt": test.n_prompt,
@@ -242,6 +258,9 @@ def _row(request: RowsRequest, facts: GgufFacts, engine: EngineBuild, test: Rule
         "n_depth": test.n_depth,
         "test_time": f"{began_at:%Y-%m-%dT%H:%M:%SZ}",
     }
+    standin = standin_words(facts.stands_for, facts.n_layer)
+    if standin:  # here, as it is the one text by which every form names the model
+        values["model_type"] = f"{values['model_type']}, stand-in"
     samples_ns = tuple(rep.ns for rep in reps)
     samples_ts = tuple(1e9 * (test.n_prompt + test.n_gen) / ns for ns in samples_ns)
     values |= {"avg_ns": sum(samples_ns) // len(samples_ns), "stddev_ns": int(_deviation(samples_ns))}
@@ -259,8 +278,15 @@ def _row(request: RowsRequest, facts: GgufFacts, engine: EngineBuild, test: Rule
             f"{OUR_PREFIX}build_id": engine.build_id,
             f"{OUR_PREFIX}gguf_id": facts.gguf_id,
             f"{OUR_PREFIX}warmup_ns": warmup.ns,
+            **({STANDS_FOR: standin} if standin else {}),
         },
     )
+
+
+def _split_words(shares: Sequence[float] | None) -> str:
+    """As llama-bench has it, to two places: up to the last share that is not 0."""
+    n_shown = max((i + 1 for i, share in enumerate(shares or ()) if share), default=0)
+    return "/".join(f"{share:.2f}" for share in (shares or ())[:n_shown]) or "0.00"
 
 
 def _deviation(samples: Sequence[float]) -> float:
@@ -281,7 +307,6 @@ _UNASKED: dict[str, Any] = {
     "main_gpu": 0,
     "no_kv_offload": False,
     "devices": "auto",
-    "tensor_split": "0.00",
     "load_mode": "auto",
     "lazy_mode": "auto",
     "embeddings": False,

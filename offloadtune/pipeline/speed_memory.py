@@ -32,6 +32,7 @@ from offloadtune.speed import (
     shifted,
 )
 from offloadtune.speeds import Phase, Run
+from offloadtune.units import format_split
 
 _N_ALONE = 4
 """Runs of one sweep that are trusted more than older ones which contradict them."""
@@ -183,6 +184,7 @@ def where_words(settings: Settings) -> str:
     """What of the settings tells one run from another."""
     words = f"at n_gpu_layers {settings.n_gpu_layers}, n_ubatch {settings.n_ubatch}"
     words += f", n_cpu_moe {settings.n_cpu_moe}" if settings.n_cpu_moe else ""
+    words += f", split {format_split(settings.tensor_split)}" if settings.tensor_split else ""
     return words + ("" if settings.op_offload else ", op_offload off")
 
 

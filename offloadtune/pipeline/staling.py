@@ -33,7 +33,7 @@ def stale_profiles(headers: Iterable[SweepHeader], here: Here) -> Iterator[Stale
     for path, header in newest.items():
         why = " and ".join((*_content_words(header), *_unlike_words(header, here))) if _is_there(path) else ""
         if why:
-            yield StaleProfile(gguf_path=path, why=why, command=_command(header))
+            yield StaleProfile(gguf_path=path, why=why, command=_command(header), stands_for=header.stands_for)
 
 
 def _is_there(path: Path) -> bool:

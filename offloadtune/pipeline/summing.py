@@ -53,4 +53,6 @@ def summarise(stored: StoredSweep) -> JournalSummary:
         was_put_aside=stored.was_put_aside,
         is_interrupted=stored.is_cut_short and not stored.is_under_way,
         is_under_way=stored.is_under_way,
+        n_layer=header.n_layer,
+        stands_for=header.stands_for,
     )

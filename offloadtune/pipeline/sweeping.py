@@ -14,6 +14,7 @@ from offloadtune.pipeline.answering import answer_sweep, sha256
 from offloadtune.pipeline.checking import check
 from offloadtune.pipeline.guarding import GuardedRunner
 from offloadtune.pipeline.interrupts import deaf
+from offloadtune.pipeline.marking import standin_sentence
 from offloadtune.pipeline.measuring import Measuring
 from offloadtune.pipeline.rebuilding import missing_backend, rebuild_line
 from offloadtune.records import GgufFacts, Target, Trial
@@ -32,7 +33,7 @@ def sweep(request: SweepRequest, listen: Listener) -> SweepReport:
     facts = read_gguf(request.path)
     check(request, facts)
     with store.measuring_alone(store.data_dir(), facts.path.name):
-        return _measure_and_answer(request, facts, listen)
+        return measure_and_answer(request, facts, listen)
 
 
 def unbreakable(listen: Callable[[OneEvent], None]) -> Callable[[OneEvent], None]:
@@ -45,7 +46,10 @@ def unbreakable(listen: Callable[[OneEvent], None]) -> Callable[[OneEvent], None
     return heard_or_not
 
 
-def _measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listener) -> SweepReport:
+def measure_and_answer(request: SweepRequest, facts: GgufFacts, listen: Listener) -> SweepReport:
+    """A sweep of what was checked, for who holds the lock that nobody else measures; raises as `sweep` does."""
+    if words := standin_sentence(facts):
+        listen(Said(text=words))
     sha256_before = sha256(facts, listen, force=True) if request.prove else None
     with GuardedRunner(
         facts,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from offloadtune import export, search, serve, store
-from offloadtune.errors import UsageError
+from offloadtune import catalogue, export, search, serve, store
+from offloadtune.errors import UnknownNameError, UsageError
+from offloadtune.gguf import read_gguf
 from offloadtune.pipeline.recalling import Recalled, recall
-from offloadtune.pipeline.rendering import apply_text, baseline_figures
+from offloadtune.pipeline.rendering import apply_text, baseline_figures, is_like_the_real
 from offloadtune.pipeline.summing import summarise
 from offloadtune.recalls import JournalSummary, Question, RecallReport
-from offloadtune.records import Target
+from offloadtune.records import GgufFacts, StandsFor, Target
+from offloadtune.report.words import printable
 from offloadtune.sweeps import Listener, Said
 
 _GGUF_MAGIC = b"GGUF"
@@ -31,17 +34,23 @@ def recommend_stored(question: Question, listen: Listener) -> RecallReport:
         baselines=baseline_figures(recalled.space, recalled.results, recalled.rounds),
         skipped=search.skipped(recalled.space),
         n_steps=max(len(visit.step_ns) for visit in by_settings[answer.trial.settings].visits),
-        apply_text=apply_text(answer.trial, path, header.endpoints),
+        apply_text=apply_text(answer.trial, recalled.facts, header.endpoints),
         rests_on=_basis(recalled),
         notes=recalled.notes,
+        n_layer=recalled.facts.n_layer,
+        stands_for=recalled.facts.stands_for,
     )
 
 
-def export_stored(question: Question, of: str | None, listen: Listener) -> str:
+def export_stored(question: Question, of: str | None, listen: Listener, *, may_be_standin: bool = False) -> str:
     """The recommended settings as their target takes them, or those of the baseline named `of`, as it was told them.
 
-    Raises GgufError, NotMeasuredError, UsageError, ExportError.
+    `may_be_standin`: those of a stand-in are wanted for the real file. Raises GgufError, NotMeasuredError, UsageError,
+    ExportError.
     """
+    facts = read_gguf(question.path, identify=False)
+    if facts.stands_for and not (may_be_standin and is_like_the_real(facts)):
+        raise _standin_refused(facts)
     recalled = _recall_and_tell(question, listen)
     trial, told = recalled.answer.trial, None
     if of is not None:
@@ -50,7 +59,7 @@ def export_stored(question: Question, of: str | None, listen: Listener) -> str:
             hint = f"use one of {', '.join(baselines)}, or leave --of out"
             raise UsageError(f"--of {of!r} is no baseline.", hint=hint)
         trial, told = baselines[of], baselines[of].told
-    return apply_text(trial, recalled.facts.path, recalled.stored.header.endpoints, told)
+    return apply_text(trial, recalled.facts, recalled.stored.header.endpoints, told)
 
 
 def write_export(path: Path, text: str, listen: Listener) -> None:
@@ -65,9 +74,12 @@ def write_export(path: Path, text: str, listen: Listener) -> None:
 def server_command(question: Question, extra: Sequence[str], listen: Listener) -> list[str]:
     """The words that start the target's own server with the stored recommendation, `extra` at their end.
 
-    What the words alone cannot say stands in a program written beside the profile. Raises GgufError,
-    NotMeasuredError, ExportError.
+    What the words alone cannot say stands in a program written beside the profile. A stand-in is not served. Raises
+    GgufError, NotMeasuredError, UsageError, ExportError.
     """
+    facts = read_gguf(question.path, identify=False)
+    if facts.stands_for:
+        raise _standin_refused(facts)
     recalled = _recall_and_tell(question, listen)
     settings, path = recalled.answer.trial.settings, recalled.facts.path.absolute()
     endpoints = recalled.stored.header.endpoints
@@ -82,6 +94,26 @@ def server_command(question: Question, extra: Sequence[str], listen: Listener) -
 def serve_stored(command: Sequence[str]) -> int:
     """Become what `server_command` named; the exit code on Windows. Raises EngineError, EngineMissingError."""
     return serve.run_server(command)
+
+
+def _standin_refused(facts: GgufFacts) -> UsageError:
+    """Its settings go to nobody unasked, and to the real file only where they mean the same there."""
+    what = f"{facts.path} is a {printable(facts.standin_words)}"
+    if facts.stands_for and not is_like_the_real(facts):
+        sentence = f"{what}: its settings are not those of the whole model."
+        return UsageError(sentence, hint=_whole_hint(facts.stands_for))
+    hint = f"print them for that one: offloadtune export {shlex.quote(str(facts.path))} --yes"
+    return UsageError(f"{what}: what it writes means nothing, and its settings are for the real file.", hint=hint)
+
+
+def _whole_hint(real: StandsFor) -> str:
+    """How settings for the whole model are found; by its name where the catalogue has it."""
+    try:
+        shape, quant = catalogue.find_shape(real.label), catalogue.find_quant(real.quantisation)
+    except UnknownNameError:
+        return "write a stand-in with all layers, offloadtune standin without --layers, and sweep that"
+    words = ["offloadtune", "sweep", "--standin", shape.label, "--quant", quant.name]
+    return f"measure for the whole: {shlex.join(words)}"
 
 
 def _recall_and_tell(question: Question, listen: Listener) -> Recalled:

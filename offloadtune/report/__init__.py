@@ -7,6 +7,7 @@ from offloadtune.report.listing import listing_json, listing_view
 from offloadtune.report.machine import probe_json, probe_view
 from offloadtune.report.plans import plan_line_json, plan_report_json, plan_view
 from offloadtune.report.speeds import calibration_json, calibration_view, passage_words
+from offloadtune.report.standin_sweeps import standin_sweep_json, standin_sweep_view
 from offloadtune.report.standins import standin_json, standin_view
 from offloadtune.report.stored import history_view, recall_view
 from offloadtune.report.terminal import headline, inspect_view, sweep_view
@@ -50,6 +51,8 @@ __all__ = [
     "recall_view",
     "regression_words",
     "standin_json",
+    "standin_sweep_json",
+    "standin_sweep_view",
     "standin_view",
     "sweep_json",
     "sweep_view",

@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from offloadtune.benches import BenchReport, BenchRun, BenchVisit, LoadTimes, MeasureFigures, MeasureKind, Quantiles
+from offloadtune.report.json_values import plain
+from offloadtune.report.standins import standin_lines
 from offloadtune.report.words import printable
 from offloadtune.units import format_count, format_seconds, format_tok_per_s
 
@@ -23,7 +25,7 @@ def bench_view(report: BenchReport) -> RenderableType:
     by_kind: dict[MeasureKind, list[MeasureFigures]] = {kind: [] for kind in MeasureKind}
     for one in report.figures:
         by_kind[one.measure.kind].append(one)
-    parts: list[RenderableType] = [Text()]
+    parts: list[RenderableType] = [*standin_lines(run.stands_for, run.n_layer), Text()]
     first = [*by_kind[MeasureKind.TTFT], *by_kind[MeasureKind.SECOND_TURN], *by_kind[MeasureKind.TURN]]
     parts += [_ttft_table(first)] if first else []
     parts += [Text(line) for line in _turn_lines(run, by_kind[MeasureKind.TURN])]
@@ -47,6 +49,8 @@ def bench_json(report: BenchReport) -> dict[str, Any]:
         "started_at": run.started_at,
         "path": str(run.gguf_path),
         "gguf_id": run.gguf_id,
+        "n_layer": run.n_layer,
+        "stands_for": plain(run.stands_for),
         "machine_id": run.machine.machine_id,
         "engine": {"version": run.engine.version, "build_id": run.engine.build_id},
         "target": run.target.value,

@@ -42,6 +42,8 @@ def sweep_json(report: SweepReport) -> dict[str, Any]:
             "sha256": report.sha256,
             "file_bytes": report.facts.file_bytes,
             "path": str(report.facts.path),
+            "n_layer": report.facts.n_layer,
+            "stands_for": plain(report.facts.stands_for),
         },
         "trials": {
             "ok": outcomes[Outcome.OK],
@@ -97,7 +99,12 @@ def recall_json(report: RecallReport) -> dict[str, Any]:
     return {
         "machine_id": rests_on.machine_id,
         "engine": {"version": rests_on.engine_version},
-        "gguf": {"identity": report.gguf_id, "path": str(report.path)},
+        "gguf": {
+            "identity": report.gguf_id,
+            "path": str(report.path),
+            "n_layer": report.n_layer,
+            "stands_for": plain(report.stands_for),
+        },
         "trials": {"ok": rests_on.n_ok, "failed": rests_on.n_failed, "rounds": rests_on.n_rounds},
         "baselines": {name: _figures(one) for name, one in report.baselines.items()},
         "recommended": _recommended(report.recommendation),
@@ -123,6 +130,8 @@ def _journal(one: JournalSummary | UnreadableJournal) -> dict[str, Any]:
         "unreadable": None,
         "started_at": one.started_at,
         "gguf_path": str(one.gguf_path),
+        "n_layer": one.n_layer,
+        "stands_for": plain(one.stands_for),
         "machine_id": one.machine_id,
         "engine_version": one.engine_version,
         "workload": plain(one.workload),

@@ -15,7 +15,7 @@ from offloadtune.plans import DevicePlan, HostPlan, MemoryPlan, PlanReport, Runt
 from offloadtune.records import Basis
 from offloadtune.report.words import printable
 from offloadtune.speeds import Figure, Gain, Prediction
-from offloadtune.units import format_bytes, format_seconds, format_tok_per_s
+from offloadtune.units import format_bytes, format_seconds, format_split, format_tok_per_s
 
 _BAR_CELLS = 40
 _N_ROWS_SHOWN = 12
@@ -70,12 +70,13 @@ def plan_view(report: PlanReport) -> RenderableType:
     most = " (the most that fits)" if report.chose_layers and plan.fits else ""
     layers = f"n_gpu_layers={settings.n_gpu_layers} of {report.n_layer + 1}{most}, n_ctx={settings.n_ctx}"
     experts = f", n_cpu_moe={settings.n_cpu_moe}" if settings.n_cpu_moe else ""
+    shares = f", tensor_split={format_split(settings.tensor_split)}" if settings.tensor_split else ""
     shown = f"n_batch={settings.n_batch}, n_ubatch={settings.n_ubatch}, KV cache {settings.type_k}/{settings.type_v}"
     sequences = f", {settings.n_seq_max} sequences" if settings.n_seq_max > 1 else ""
     rows = [*(_device_row(device) for device in plan.devices), _host_row(plan.host)]
     return Group(
         Text(f"{printable(plan.label)}, {plan.quantisation}, for {plan.target.value}", style="bold"),
-        Text(f"{layers}{experts}"),
+        Text(f"{layers}{experts}{shares}"),
         Text(f"{shown}, flash attention {settings.flash_attn_type}{sequences}"),
         Text(),
         *_verdict(report),

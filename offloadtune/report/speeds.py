@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offloadtune.report.json_values import plain
+from offloadtune.report.standins import standin_lines
 from offloadtune.report.words import printable
 from offloadtune.speeds import CalibrationReport, Coefficient, PassageMeasured, Phase, RunCheck
 from offloadtune.units import (
@@ -38,7 +39,8 @@ def passage_words(event: PassageMeasured) -> str:
 def calibration_view(report: CalibrationReport) -> RenderableType:
     """The coefficients that runs showed, the runs left out one by one, and what follows from them."""
     unshown = [one for one in report.coefficients if not one.is_shown]
-    parts: list[RenderableType] = [Text(), _coefficients(report)]
+    label = standin_lines(report.stands_for, report.n_layer)
+    parts: list[RenderableType] = [*label, Text(), _coefficients(report)]
     if unshown:
         names = dict.fromkeys(one.words for one in unshown)
         parts.append(Text(f"not shown by any run: {', '.join(names)}", style="dim"))

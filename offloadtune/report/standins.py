@@ -1,4 +1,4 @@
-"""A stand-in that was written, for the terminal and as JSON values."""
+"""A stand-in that was written, for the terminal and as JSON values; and the words for what was measured on one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,23 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from offloadtune.records import GgufFacts
+from offloadtune.records import GgufFacts, StandsFor
 from offloadtune.report.json_values import plain
 from offloadtune.report.words import printable
 from offloadtune.units import format_bytes
+
+STANDIN_LIMITS = "says nothing of text quality, draft models or a trained router"
+
+
+def standin_words(real: StandsFor | None, n_layer: int | None) -> str:
+    """What a file of `n_layer` layers stands for, None where they are not known; "" for a real file."""
+    return printable(real.words(n_layer)) if real else ""
+
+
+def standin_lines(real: StandsFor | None, n_layer: int | None) -> tuple[Text, ...]:
+    """The line that stands above figures of a stand-in; none for a real file."""
+    words = standin_words(real, n_layer)
+    return (Text(f"{words}: {STANDIN_LIMITS}", style="bold yellow"),) if words else ()
 
 
 def standin_view(facts: GgufFacts) -> RenderableType:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offloadtune.recalls import JournalSummary, RecallReport, UnreadableJournal
+from offloadtune.report.standins import STANDIN_LIMITS, standin_lines, standin_words
 from offloadtune.report.terminal import answer_lines, headline, use_lines
 from offloadtune.report.words import printable
 
@@ -17,6 +18,7 @@ from offloadtune.report.words import printable
 def recall_view(report: RecallReport) -> RenderableType:
     """The answer as a sweep gives it, and what it rests on."""
     return Group(
+        *standin_lines(report.stands_for, report.n_layer),
         *answer_lines(report.recommendation, report.baselines, report.n_steps, report.skipped),
         *(Text(f"- {printable(note)}") for note in report.notes),
         *use_lines(report.recommendation, report.apply_text),
@@ -25,7 +27,7 @@ def recall_view(report: RecallReport) -> RenderableType:
 
 
 def history_view(journals: Sequence[JournalSummary | UnreadableJournal], name: str | None = None) -> RenderableType:
-    """One row of two lines for each journal, all or those of the file called `name`."""
+    """One row of two lines for each journal, three for a stand-in's: all, or those of the file called `name`."""
     if not journals and name:
         return Text(f"Nothing was measured of {printable(name)}; `offloadtune history` lists everything.")
     if not journals:
@@ -36,12 +38,15 @@ def history_view(journals: Sequence[JournalSummary | UnreadableJournal], name: s
     for one in journals:
         cells = _unreadable_cells(one) if isinstance(one, UnreadableJournal) else _cells(one)
         table.add_row(*("\n".join(map(printable, lines)) for lines in cells))
+    if any(isinstance(one, JournalSummary) and one.stands_for for one in journals):
+        return Group(table, Text(f"A stand-in {STANDIN_LIMITS}.", style="dim"))
     return table
 
 
-def _cells(one: JournalSummary) -> Iterator[tuple[str, str]]:
+def _cells(one: JournalSummary) -> Iterator[tuple[str, ...]]:
     yield _when(one.written_at), _mark(one)
-    yield one.gguf_path.name, one.question_words
+    words = standin_words(one.stands_for, one.n_layer)
+    yield one.gguf_path.name, *([words] if words else []), one.question_words
     yield headline(one.best) if one.best else _no_answer_words(one), one.trial_words
     yield one.engine_version, one.machine_id
 

@@ -22,12 +22,14 @@ from offloadtune.records import (
     Settings,
     Target,
 )
+from offloadtune.report.standins import standin_lines
 from offloadtune.report.words import largest_tensors, printable
 from offloadtune.sweeps import SweepReport
 from offloadtune.units import (
     format_bytes,
     format_count,
     format_seconds,
+    format_split,
     format_tok_per_s,
 )
 
@@ -84,6 +86,7 @@ def _tensor_table(facts: GgufFacts) -> Table:
 def sweep_view(report: SweepReport) -> RenderableType:
     """The answer: figures, settings, reasons, and how to use it."""
     return Group(
+        *standin_lines(report.facts.stands_for, report.facts.n_layer),
         *answer_lines(report.recommendation, report.baselines, report.n_steps, report.skipped),
         *_expected_lines(report),
         *_memory_lines(report),
@@ -122,11 +125,17 @@ def _memory_lines(report: SweepReport) -> Iterator[RenderableType]:
 
 def _next_lines(report: SweepReport) -> Iterator[RenderableType]:
     """The commands that go on from here."""
-    file = shlex.quote(str(report.facts.path))
-    yield Text(f"serve it: offloadtune apply {file}")
+    file, real = shlex.quote(str(report.facts.path)), report.facts.stands_for
+    if real and report.facts.n_layer != real.n_layer:
+        yield Text(
+            "settings for the real file take a stand-in with all of its layers: offloadtune standin, no --layers"
+        )
+        return
+    yield Text(f"for the real file: offloadtune export {file} --yes" if real else f"serve it: offloadtune apply {file}")
     rivals = [one.against for one in report.recommendation.versus if one.ratio.n_samples]
     if rivals:
-        yield Text(f"check it by hand: offloadtune export {file} --of {rivals[0]}", style="dim")
+        sure = " --yes" if real else ""
+        yield Text(f"check it by hand: offloadtune export {file} --of {rivals[0]}{sure}", style="dim")
 
 
 def answer_lines(
@@ -145,12 +154,11 @@ def answer_lines(
             format_seconds(figures.turn_s.p50),
             style="bold" if name == "recommended" else None,
         )
-    shown = ", ".join(f"{name}={getattr(answer.trial.settings, name)}" for name in _SHOWN_SETTINGS)
     yield from (Text(), table)
     yield Text(f"first token: {_interval(answer.figures.ttft_s)}", style="dim")
     yield Text(f"turn: the first token and {_turn_words(answer.workload.n_gen - 1, n_steps)}", style="dim")
     yield Text()
-    yield Text(shown + _device_setting(answer.trial.settings), style="bold")
+    yield Text(settings_words(answer.trial.settings), style="bold")
     yield from (Text(f"- {printable(reason)}") for reason in answer.reasons)
     yield from (Text(f"- Not tried: {reason}.", style="dim") for reason in skipped)
 
@@ -195,11 +203,18 @@ def _interval(estimate: Estimate) -> str:
     )
 
 
+def settings_words(settings: Settings) -> str:
+    """Those that a sweep looks for, and others that are not the default."""
+    shown = ", ".join(f"{name}={getattr(settings, name)}" for name in _SHOWN_SETTINGS)
+    return shown + _device_setting(settings)
+
+
 def _device_setting(settings: Settings) -> str:
     changed = [
         name for name in ("devices", "use_extra_bufts", "load_mode") if getattr(settings, name) != _DEFAULTS[name]
     ]
-    return "".join(f", {name}={getattr(settings, name)}" for name in changed)
+    shares = f", tensor_split={format_split(settings.tensor_split)}" if settings.tensor_split else ""
+    return "".join(f", {name}={getattr(settings, name)}" for name in changed) + shares
 
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -11,12 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from offloadtune.benches import BenchRun, Measure, MeasureKind
-from offloadtune.records import Settings
+from offloadtune.records import Settings, StandsFor
 from offloadtune.report.json_values import plain
+from offloadtune.report.standins import standin_lines, standin_words
 from offloadtune.report.words import printable
 from offloadtune.rows import BenchRow, ImportedRows
 from offloadtune.trends import BrokenTrend, FigureCheck, StaleProfile, Trend, TrendCheck, TrendReport, TrendRow
-from offloadtune.units import format_count, format_seconds, format_tok_per_s
+from offloadtune.units import format_count, format_seconds, format_split, format_tok_per_s
 
 _N_ROWS_SHOWN = 20
 _LEGEND = """\
@@ -62,7 +64,8 @@ def checks_json(checks: Sequence[TrendCheck]) -> dict[str, Any]:
 def regression_words(checks: Sequence[TrendCheck]) -> str:
     """The sentence of what ran slower; "" where nothing did."""
     found = [
-        f"{printable(one.gguf_path.name)} runs slower than before: {', '.join(map(_slower_words, one.slower))}"
+        f"{_file_words(one.gguf_path, one.stands_for, one.n_layer)} runs slower than before: "
+        f"{', '.join(map(_slower_words, one.slower))}"
         for one in checks
         if one.slower
     ]
@@ -95,6 +98,7 @@ def imported_json(imported: ImportedRows) -> dict[str, Any]:
 def _trend_lines(trend: Trend) -> Iterator[RenderableType]:
     where = "" if trend.is_here else ", another machine than this"
     yield Text(f"{printable(trend.gguf_path.name)} on {printable(trend.machine_id)}{where}", style="bold")
+    yield from _standin_lines(row.run for row in trend.rows)
     if len(trend.rows) > 1:
         sparks = Table(box=None, show_header=False, pad_edge=False)
         for one in trend.sparks:
@@ -111,7 +115,7 @@ def _trend_lines(trend: Trend) -> Iterator[RenderableType]:
     for row, figures in zip(trend.rows, cells, strict=True):
         settings = '"' if row.run.settings == above else _settings_words(row.run.settings)
         above = row.run.settings
-        words = (_when(row.run.started_at) + _ending_words(row.run), *figures, settings, "; ".join(row.changes))
+        words = (_when(row.run.started_at) + _marks(row.run), *figures, settings, "; ".join(row.changes))
         table.add_row(*map(printable, words))
     yield table
     for run in (row.run for row in trend.rows if row.run.ended_by):
@@ -121,10 +125,16 @@ def _trend_lines(trend: Trend) -> Iterator[RenderableType]:
     yield Text("")
 
 
-def _ending_words(run: BenchRun) -> str:
-    if run.is_interrupted:
-        return ", interrupted"
-    return ", cut short" if run.ended_by else ""
+def _standin_lines(runs: Iterable[BenchRun]) -> Iterator[Text]:
+    """What the runs were of, where that was no real file: once for each such file."""
+    for stands_for, n_layer in dict.fromkeys((run.stands_for, run.n_layer) for run in runs):
+        yield from standin_lines(stands_for, n_layer)
+
+
+def _marks(run: BenchRun) -> str:
+    marks = [", stand-in"] if run.stands_for else []
+    marks += [", interrupted"] if run.is_interrupted else [", cut short"] if run.ended_by else []
+    return "".join(marks)
 
 
 def _shown(run: BenchRun) -> tuple[list[Measure], list[Measure]]:
@@ -167,6 +177,8 @@ def _settings_words(settings: Settings) -> str:
     ]
     if settings.n_cpu_moe:
         words.append(f"n_cpu_moe {settings.n_cpu_moe}")
+    if settings.tensor_split:
+        words.append(f"split {format_split(settings.tensor_split)}")
     if (settings.type_k, settings.type_v) != ("f16", "f16"):
         words.append(f"cache {settings.type_k}/{settings.type_v}")
     return ", ".join(words)
@@ -179,6 +191,8 @@ def _run_json(row: TrendRow) -> dict[str, Any]:
         "script": run.script,
         "offloadtune_version": run.offloadtune_version,
         "gguf_id": run.gguf_id,
+        "n_layer": run.n_layer,
+        "stands_for": plain(run.stands_for),
         "engine": {"version": run.engine.version, "build_id": run.engine.build_id},
         "drivers": list(run.drivers),
         "settings": plain(run.settings),
@@ -198,9 +212,14 @@ def _broken_line(broken: BrokenTrend) -> Text:
 
 
 def _stale_line(stale: StaleProfile) -> Text:
-    name = printable(stale.gguf_path.name)
-    words = f"{name}: its profile was made with {printable(stale.why)}; measure it anew with a short sweep:"
+    what = _file_words(stale.gguf_path, stale.stands_for, None)
+    words = f"{what}: its profile was made with {printable(stale.why)}; measure it anew with a short sweep:"
     return Text(f"{words} {printable(stale.command)}")
+
+
+def _file_words(path: Path, stands_for: StandsFor | None, n_layer: int | None) -> str:
+    name, standin = printable(path.name), standin_words(stands_for, n_layer)
+    return f"{name} ({standin})" if standin else name
 
 
 # --- a check -------------------------------------------------------------------------------------------------------
@@ -210,6 +229,7 @@ def _check_lines(check: TrendCheck) -> Iterator[RenderableType]:
     name, before = printable(check.gguf_path.name), format_count(check.n_earlier, "run")
     when = f"the run of {_when(check.started_at)} against {before} before it"
     yield Text(f"{name} on {printable(check.machine_id)}: {when}", style="bold")
+    yield from standin_lines(check.stands_for, check.n_layer)
     judged = [one for one in check.figures if one.verdict]
     if judged:
         table = Table(box=None, pad_edge=False, header_style="bold")

@@ -11,9 +11,11 @@ gains       what more of a machine, or less to read, would bring
 design      which short runs teach a law most
 checks      what it has learnt, and how far runs lie from it that had no say
 flags       measured speeds that cannot be what they seem
+depths      two stand-ins of fewer layers -> the whole model
 """
 
 from offloadtune.speed.bounds import least_seconds
+from offloadtune.speed.depths import device_layers_around, extrapolated, read_bytes
 from offloadtune.speed.gains import Turn, best_first, gain_of, next_quant_down, turn_of
 from offloadtune.speed.law import N_SIGMA_90, Law, calibrated, contradiction, misses, residuals_of, run_of, shifted
 from offloadtune.speed.predicting import (
@@ -45,6 +47,8 @@ __all__ = [
     "best_first",
     "calibrated",
     "contradiction",
+    "device_layers_around",
+    "extrapolated",
     "gain_of",
     "is_float_file",
     "laws_of",
@@ -55,6 +59,7 @@ __all__ = [
     "predict",
     "predict_many",
     "prior_of",
+    "read_bytes",
     "residuals_of",
     "run_of",
     "shifted",

@@ -5,7 +5,7 @@ Rejected: one SQLite file (one corruption loses every sweep, migrations in SQL);
 
 from offloadtune.store.codec import FORMAT, from_json, to_json
 from offloadtune.store.facts import FactFile
-from offloadtune.store.home import data_dir, profiles_dir
+from offloadtune.store.home import data_dir, profiles_dir, standins_dir
 from offloadtune.store.journal import RULER, Journal, JournalContent, SweepHeader, has_lines, read_header, read_journal
 from offloadtune.store.lock import Owner, measuring_alone, owner_now
 from offloadtune.store.machines import (
@@ -76,6 +76,7 @@ __all__ = [
     "read_stored_rows",
     "render_machine",
     "speed_path",
+    "standins_dir",
     "to_json",
     "trend_paths",
     "with_figures_of",

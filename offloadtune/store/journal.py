@@ -16,7 +16,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from offloadtune.errors import StoreError
-from offloadtune.records import EngineBuild, Goal, Machine, Recommendation, Target, TrialResult, Visit, Workload
+from offloadtune.records import (
+    EngineBuild,
+    Goal,
+    Machine,
+    Recommendation,
+    StandsFor,
+    Target,
+    TrialResult,
+    Visit,
+    Workload,
+)
 from offloadtune.store import soundness
 from offloadtune.store.codec import FORMAT, from_json, to_json
 
@@ -30,7 +40,8 @@ class SweepHeader:
 
     `n_fit_layers` is the answer of llama.cpp's --fit rule then, `no_fit` why there is none to be tried; `n_os_cpus`
     counted all CPUs of the system, None where that was not written down. `ruler` counts the ways of measuring there
-    have been: figures of different ones are not compared.
+    have been: figures of different ones are not compared. `n_layer` are the file's own layers, None where they were not
+    written down; `stands_for` as in `GgufFacts`.
     """
 
     offloadtune_version: str
@@ -52,6 +63,12 @@ class SweepHeader:
     no_fit: str = ""
     n_os_cpus: int | None = None
     ruler: int = 1
+    n_layer: int | None = None
+    stands_for: StandsFor | None = None
+
+    def __post_init__(self) -> None:
+        fixed = {name: tuple(value) if isinstance(value, list) else value for name, value in self.fixed.items()}
+        object.__setattr__(self, "fixed", fixed)  # JSON has no tuples, and what was read asks the same question
 
     @property
     def drivers(self) -> tuple[str | None, ...]:

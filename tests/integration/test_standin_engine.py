@@ -9,16 +9,21 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import check_refused, offloadtune
+from command_line import SHORT, check_refused, offloadtune
+from conftest import SHORT_SWEEPS
 
 from offloadtune import catalogue
+from offloadtune.benches import BenchRequest
 from offloadtune.engine import Runner, VisitPlan
 from offloadtune.gguf import read_gguf, standin
-from offloadtune.records import Outcome, Settings, Target, Trial, Workload
+from offloadtune.gguf.tables import STANDIN_KEY
+from offloadtune.pipeline import bench_file, benching
+from offloadtune.records import Outcome, Settings, StandsFor, Target, Trial, Workload
 
 pytestmark = pytest.mark.engine
 
@@ -137,6 +142,58 @@ def test_the_command_refuses_what_exists_and_tells_what_it_wrote(tmp_path: Path)
     check_refused(offloadtune("standin", path, "-o", tmp_path / "b.gguf"), 2, "is a stand-in itself")
     assert "with random weights" in offloadtune("inspect", path).out
     assert "stand-in with random weights" in offloadtune("list", tmp_path).out
+
+
+class Unwatched:
+    """Whatever else goes on in the machine, a visit counts."""
+
+    def __init__(self, *_pids: object, **_cards: object) -> None:
+        pass
+
+    def begin(self) -> None:
+        pass
+
+    def end_and_tell(self, _tell: object) -> tuple[str, ...]:
+        return ()
+
+
+def test_what_is_measured_on_it_says_so_and_is_not_handed_on_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.gguf"
+    described = catalogue.described(dataclasses.replace(catalogue.find_shape("llama-3-8b"), **SMALL), "Q4_K_M")
+    parts = standin.described_parts(described.key_values, described.tensors, standin.made_up(SMALL["n_vocab"]))
+    real: dict[str, Any] = {"label": "Tiny 8B", "quantisation": "Q4_K_M", "n_layer": SMALL["n_layer"]}
+    marks = {
+        f"{STANDIN_KEY}.of": "Tiny 8B",
+        f"{STANDIN_KEY}.quant": "Q4_K_M",
+        f"{STANDIN_KEY}.n_layer": real["n_layer"],
+    }
+    standin.write(path, standin.marked(parts, {STANDIN_KEY: True, **marks}), 1)
+    label = "stand-in for Tiny 8B Q4_K_M, with random weights: says nothing of text quality"
+
+    fixed = [f"--set={one}" for one in ("n_threads=2", "n_threads_batch=2", "n_ubatch=512", "flash_attn_type=disabled")]
+    options = ["--budget", "15s", *SHORT, *fixed, "--json"]
+    command = [sys.executable, "-c", SHORT_SWEEPS, "sweep", str(path), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    swept = json.loads(done.stdout)
+    profile = tomllib.loads(Path(swept["profile_path"]).read_text(encoding="utf-8"))
+    assert swept["gguf"]["stands_for"] == profile["gguf"]["stands_for"] == real
+    assert swept["apply"] == profile["apply"]["python"] == Path(swept["apply_path"]).read_text(encoding="utf-8")
+    assert "model_path='PATH_TO/Tiny-8B-Q4_K_M.gguf'" in swept["apply"]
+    assert str(path) not in swept["apply"]
+
+    check_refused(offloadtune("export", path), 2, "stand-in for Tiny 8B Q4_K_M", "settings are for the real file")
+    check_refused(offloadtune("apply", path, "--print"), 2, "stand-in for Tiny 8B Q4_K_M")
+    assert offloadtune("export", path, "--yes").out == swept["apply"]
+    assert offloadtune("recommend", path).out.startswith(label)
+    monkeypatch.setattr(benching, "Watch", Unwatched)
+    run = bench_file(BenchRequest(path=path, budget_s=5, n_ctx=768), lambda _event: None).run
+    assert (run.stands_for, run.n_layer) == (StandsFor(**real), 4)
+    trend, journals = offloadtune("history").out.split("when ", 1)
+    assert label in trend
+    assert "stand-in for Tiny 8B Q4_K_M, with random weights" in journals
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

@@ -28,6 +28,7 @@ from offloadtune.records import (
     Machine,
     Outcome,
     Settings,
+    StandsFor,
     Trial,
     TrialResult,
     Visit,
@@ -142,6 +143,20 @@ def test_it_learns_a_machine_and_says_how_sure_it_is() -> None:
         amounts = amounts_for(phase, FACTS, asked, laws.rig, n_prompt=n_prompt, depth=depth)
         truth = TIMES * LAWS.of(phase).seconds(amounts)
         assert laws.of(phase).seconds(amounts) == pytest.approx(truth, rel=0.2)
+
+
+def test_that_a_file_is_a_stand_in_is_said_once_and_reported() -> None:
+    real = StandsFor(label="Llama-3-8B", quantisation="Q4_K_M", n_layer=FACTS.n_layer + 1)
+    one, events = calibrating(facts=dataclasses.replace(FACTS, stands_for=real))
+    one.measure()
+    said = [event for event in events if isinstance(event, Said) and "stand-in for Llama-3-8B" in event.text]
+    assert said == events[:1]
+    assert f"{FACTS.n_layer} of its {real.n_layer} layers, with random weights: it says nothing of" in said[0].text
+    assert (one.report().stands_for, one.report().n_layer) == (real, FACTS.n_layer)
+    one, events = calibrating()
+    one.measure()
+    assert not any("stand-in" in event.text for event in events if isinstance(event, Said))
+    assert one.report().stands_for is None
 
 
 def test_what_is_known_already_is_checked_by_two_passages_only(monkeypatch: pytest.MonkeyPatch) -> None:

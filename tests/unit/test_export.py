@@ -33,8 +33,8 @@ from sample_records import (
     recommendation,
 )
 
-from offloadtune.errors import ExportError
-from offloadtune.export import Profile, render_command, render_profile, render_snippet, write_text
+from offloadtune.errors import ExportError, UsageError
+from offloadtune.export import Profile, read_profile, render_command, render_profile, render_snippet, write_text
 from offloadtune.export.llama_cpp_python import llama_kwargs
 from offloadtune.records import Machine, Settings, Target, Trial
 
@@ -333,6 +333,26 @@ def test_a_real_shell_reads_the_command_alike(name: str, tmp_path: Path) -> None
 def test_experts_that_stay_in_main_memory_are_said() -> None:
     assert "--n-cpu-moe 12" in render_command(SERVER_SETTINGS.replace(n_cpu_moe=12), Path("moe.gguf"))
     assert "--n-cpu-moe" not in render_command(SERVER_SETTINGS, Path("moe.gguf"))
+
+
+def test_shares_of_devices_are_said() -> None:
+    assert "--tensor-split 3,0.5" in render_command(SERVER_SETTINGS.replace(tensor_split=(3, 0.5)), Path("m.gguf"))
+    assert "--tensor-split" not in render_command(SERVER_SETTINGS, Path("m.gguf"))
+    shared = SETTINGS.replace(tensor_split=(3, 1))
+    assert llama_kwargs(shared)["tensor_split"] == [3.0, 1.0]
+    assert llama_kwargs(shared, told=("tensor_split",)) == {"tensor_split": [3.0, 1.0]}
+    assert "    tensor_split=[3.0, 1.0],\n" in render_snippet(shared, PLAIN_PATH)
+    assert "tensor_split" not in llama_kwargs(SETTINGS)
+
+
+def test_a_profile_keeps_the_shares_of_devices(tmp_path: Path) -> None:
+    shared = Trial(settings=SETTINGS.replace(tensor_split=(3, 1)), target=Target.LLAMA_CPP_PYTHON, why="x")
+    path = tmp_path / "profile.toml"
+    path.write_text(render_profile(profile("x", trial=shared)), encoding="utf-8")
+    assert read_profile(path).settings == shared.settings
+    path.write_text(path.read_text(encoding="utf-8").replace("tensor_split = [", "tensor_split = [-1.0,"), "utf-8")
+    with pytest.raises(UsageError, match="is not a profile"):
+        read_profile(path)
 
 
 def test_llama_cannot_keep_experts_in_main_memory() -> None:

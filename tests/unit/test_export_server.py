@@ -30,6 +30,17 @@ def test_every_measured_setting_is_said() -> None:
     assert not {"--op_offload", "--swa_full"} & set(said)  # the server knows no such options
 
 
+def test_shares_of_devices_are_values_of_one_option() -> None:
+    shared = RECIPE.replace(tensor_split=(3, 1))
+    words = llama_cpp_server_words(shared, PATH)
+    i = words.index("--tensor_split")
+    assert words[i : i + 4] == ["--tensor_split", "3.0", "1.0", "--logits_all"]
+    program = render_server_program(shared, PATH)
+    assert program is not None
+    assert "    '--tensor_split', '3.0', '1.0',\n" in program
+    compile(program, "program", "exec")
+
+
 def test_no_program_where_the_words_say_it_all() -> None:
     assert render_server_program(SETTINGS, PATH) is None
 
@@ -103,6 +114,8 @@ for name in ("model_params", "context_params"):
     for field, *_ in ours._fields_:
         if isinstance(getattr(ours, field), plain) and getattr(ours, field) != getattr(theirs, field):
             print(field, getattr(ours, field), getattr(theirs, field))
+for llama in (made, served):
+    assert llama.model_params.tensor_split[:3] == [3.0, 1.0, 0.0], llama.model_params.tensor_split[:3]
 if made.scores.shape != served.scores.shape:
     print("scores", made.scores.shape, served.scores.shape)
 """
@@ -112,6 +125,7 @@ if made.scores.shape != served.scores.shape:
 def test_the_server_loads_what_was_measured(smollm2_path: Path) -> None:
     """Its `Llama` differs in nothing from the one of the snippet."""
     settings = Settings(n_ctx=768, n_ubatch=128, n_threads=1, n_threads_batch=2, flash_attn_type="enabled")
+    settings = settings.replace(tensor_split=(3, 1))
     arguments = {"model_path": str(smollm2_path), **llama_kwargs(settings)}
     words = llama_cpp_server_words(settings, smollm2_path)
     done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,11 @@ from sample_records import ENGINE, FACTS
 
 from offloadtune.engine import RulerFailedError, RulerRep, RulerTest
 from offloadtune.errors import NothingWorksError, StoreError, UsageError
+from offloadtune.logs import read_rows
+from offloadtune.pipeline import import_rows
 from offloadtune.pipeline import rows as pipeline_rows
-from offloadtune.records import Evidence, Outcome, Settings
-from offloadtune.rows import FIELDS
+from offloadtune.records import Evidence, Outcome, Settings, StandsFor
+from offloadtune.rows import FIELDS, ROW_FORMATS, STANDS_FOR
 
 REAL = json.loads((FOLDER / "llama_bench" / "real.json").read_text(encoding="utf-8"))
 DESCRIBED = ("cpu_info", "gpu_info", "backends", "model_type", "model_size", "model_n_params")
@@ -89,6 +92,28 @@ def test_every_option_reaches_the_engine(in_process: InProcess, asked: list[tupl
     assert {len(row["samples_ns"]) for row in printed(ended.out)} == {2}
 
 
+def test_shares_of_devices_are_as_llama_bench_takes_and_prints_them(
+    in_process: InProcess, asked: list[tuple[Settings, RulerTest]]
+) -> None:
+    """Slashes or semicolons part shares, commas the values of a list; all 0 leaves it to the engine."""
+    ended = bench(in_process, "-ts", "3/1,0/1,0,1;2;0", "--repack", "0,1", "-p", "8", "-n", "0", "-o", "jsonl")
+    assert ended.code == 0, ended.err
+    assert [settings.tensor_split for settings, _ in asked[::2]] == [(3, 1), (0, 1), None, (1, 2, 0)]
+    assert [row["tensor_split"] for row in printed(ended.out)[::2]] == ["3.00/1.00", "0.00/1.00", "0.00", "1.00/2.00"]
+    assert [row["repack"] for row in printed(ended.out)] == [False, True] * 4
+    table = bench(in_process, "-ts", "3/1", "-p", "8", "-n", "0").out
+    assert "| ts           |" in table
+    assert "| 3.00/1.00    |" in table
+
+
+def test_shares_of_devices_are_imported(in_process: InProcess, tmp_path: Path) -> None:
+    rows = bench(in_process, "-ts", "3/1", "-p", "8", "-n", "0", "-o", "jsonl").out
+    path = tmp_path / "rows.jsonl"
+    path.write_text(rows, encoding="utf-8")
+    (row,) = import_rows(path).rows
+    assert row.fields["tensor_split"] == "3.00/1.00"
+
+
 def test_names_order_types_and_what_is_fixed_are_the_real_tools(in_process: InProcess) -> None:
     words = ["-p", "32", "-n", "8", "-pg", "16,4", "-t", "2", "-r", str(len(REAL[0]["samples_ns"])), "-o", "json"]
     path = Path(REAL[0]["model_filename"])  # below the working folder, which is the test's own
@@ -101,6 +126,58 @@ def test_names_order_types_and_what_is_fixed_are_the_real_tools(in_process: InPr
         assert {n: v for n, v in our_row.items() if n not in MEASURED} == {
             n: v for n, v in their_row.items() if n not in MEASURED
         }
+
+
+@pytest.fixture
+def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = StandsFor(label="Llama-3|8B\x1b[2J", quantisation="Q4_K_M", n_layer=FACTS.n_layer)
+    monkeypatch.setattr(pipeline_rows, "read_gguf", lambda _path: dataclasses.replace(FACTS, stands_for=real))
+
+
+STANDIN_WORDS = "stand-in for Llama-3|8B[2J Q4_K_M, with random weights"
+STANDIN_TYPE = f"{REAL[0]['model_type']}, stand-in"
+
+
+@pytest.mark.usefixtures("_stand_in")
+@pytest.mark.parametrize("text_format", ["md", "csv", "sql", "json", "jsonl"])
+def test_rows_of_a_stand_in_say_so_in_every_form(in_process: InProcess, tmp_path: Path, text_format: str) -> None:
+    ended = bench(in_process, "-p", "8,9", "-n", "0", "-o", text_format)
+    assert ended.err.splitlines()[0].startswith(f"Warning: {FACTS.path.name} is a {STANDIN_WORDS}: it says nothing")
+    assert ended.err.count("stand-in") == 1
+    assert in_process("history", "--rows", text_format).out.endswith(ended.out)
+    assert ended.out.count(STANDIN_TYPE) == 2
+    if text_format == "md":
+        above, _, head = ended.out.splitlines()[:3]
+        assert above == f"{STANDIN_WORDS}: says nothing of text quality, draft models or a trained router"
+        assert head.startswith("| model")
+        return
+    path = tmp_path / "rows"
+    path.write_text(ended.out, encoding="utf-8")
+    rows = read_rows(path).rows
+    assert [list(row.fields) for row in rows] == [list(FIELDS)] * 2
+    assert {row.fields["model_type"] for row in rows} == {STANDIN_TYPE}
+    is_kept = text_format == "jsonl"
+    assert {row.extra.get(STANDS_FOR) for row in rows} == {STANDIN_WORDS if is_kept else None}
+
+
+def test_rows_of_a_real_file_have_no_mark(in_process: InProcess) -> None:
+    for text_format in ROW_FORMATS:
+        ended = bench(in_process, "-p", "8", "-n", "0", "-o", text_format)
+        assert ended.code == 0
+        assert "stand" not in ended.out + ended.err
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_imported_rows_of_a_stand_in_keep_the_mark(in_process: InProcess, tmp_path: Path) -> None:
+    ended = bench(in_process, "-p", "8", "-n", "0", "-o", "jsonl")
+    value = json.loads(ended.out)
+    lines = [json.dumps({**value, "n_prompt": i, STANDS_FOR: words}) for i, words in enumerate(("a\nb", [1], None, ""))]
+    path = tmp_path / "rows"
+    path.write_text("\n".join([ended.out.strip(), *lines]), encoding="utf-8")
+    assert STANDIN_TYPE in in_process("history", "--import", str(path)).out
+    _, imported = in_process("history", "--rows", "md").out.split("imported:\n\n")
+    above = [line.partition(": says nothing")[0] for line in imported.splitlines() if ": says nothing" in line]
+    assert above == [STANDIN_WORDS, "ab", "[1]"]
 
 
 def test_a_value_that_fails_keeps_no_other_from_being_measured(in_process: InProcess) -> None:
@@ -134,6 +211,8 @@ def test_what_had_finished_is_printed_however_it_ends(in_process: InProcess, mon
     [
         (("./m.gguf", "--llama-bench", "-ctk", "f16,foo"), "foo"),
         (("./m.gguf", "--llama-bench", "-t", "0"), "-t"),
+        (("./m.gguf", "--llama-bench", "-ts", "3:1"), "-ts"),
+        (("./m.gguf", "--llama-bench", "-ts", "-1/2"), "-ts"),
         (("./m.gguf", "--llama-bench", "-b", "0"), "-b"),
         (("./m.gguf", "--llama-bench", "-ub", "0"), "-ub"),
         (("./m.gguf", "--llama-bench", "-pg", f"{'9' * 5000},1"), "-pg"),

@@ -101,6 +101,18 @@ def test_our_own_keys_are_understood(smollm2_path: Path) -> None:
     assert answer["target"] == "llama_server"
 
 
+def test_shares_of_devices_decide_where_layers_lie() -> None:
+    asked = GOOD | {"n_devices": 2}
+    even, *others = answers(asked, *({**asked, "tensor_split": split} for split in ([1, 1], "3/1", [0, 1])))
+    same, first, last = ([device["weights_bytes"] for device in one["devices"].values()] for one in others)
+    assert same == [device["weights_bytes"] for device in even["devices"].values()]
+    assert first[0] > 2 * first[1] > 0
+    assert (last[0], last[1]) == (0, sum(same))
+    assert others[2]["devices"]["CUDA0"]["total_bytes"] == 0
+    assert others[1]["settings"]["tensor_split"] == (3.0, 1.0)
+    assert others[1]["prediction"]["decode_tok_per_s"]["value"] > 0
+
+
 def test_a_file_and_a_shape(smollm2_path: Path) -> None:
     of_file, of_shape = answers({"file": str(smollm2_path), "card": "3090"}, GOOD)
     assert of_file["label"] == smollm2_path.name
@@ -182,6 +194,23 @@ BAD_LINES = {
     "quantised V": (json.dumps(GOOD | {"type_v": "q8_0", "flash_attn": False}), "needs flash attention"),
     "large ubatch": (json.dumps(GOOD | {"n_batch": 256, "n_ubatch": 512}), "n_ubatch 512 is more than n_batch 256"),
     "many sequences": (json.dumps(GOOD | {"n_seq_max": 1000}), "at most 256 sequences"),
+    **{
+        f"split {value}": (json.dumps(GOOD | {"tensor_split": value}), "tensor_split must be a list of numbers")
+        for value in (1, True, {"0": 1}, [[1]], ["1"], [True])
+    },
+    **{
+        f"split {value}": (json.dumps(GOOD | {"tensor_split": value}), words)
+        for value, words in (("3:1", "'3:1' is no split over devices"), ("", "'' is no split over devices"))
+    },
+    **{
+        f"shares {value}": (json.dumps(GOOD | {"tensor_split": value}), words)
+        for value, words in (([0], "not all 0"), ([-1], "not all 0"), ([], "1 to 15"), ([10**400], "too large"))
+    },
+    "shares without end": ('{"shape": "llama-3-8b", "quant": "Q8_0", "tensor_split": [1e999]}', "not all 0"),
+    "more shares than devices": (
+        json.dumps(GOOD | {"n_devices": 2, "tensor_split": [1, 1, 0]}),
+        "tensor_split 1/1/0 has 3 shares, and there are 2 devices. Name one share a device",
+    ),
     "many devices": (json.dumps(GOOD | {"n_devices": 17}), "17 devices cannot be planned for"),
     "huge context": (json.dumps(GOOD | {"n_ctx": (1 << 53) - 1}), "more bytes than can be counted"),
     "huge batch": (json.dumps(GOOD | {"n_ctx": 1 << 31, "n_batch": 1 << 31, "n_ubatch": 1 << 31}), "than can be"),

@@ -20,12 +20,12 @@ from sample_records import result as sample_result
 
 from offloadtune import search, store
 from offloadtune.errors import NotMeasuredError, UsageError
-from offloadtune.pipeline import history, recalling, recommend_stored, server_command
+from offloadtune.pipeline import export_stored, history, recalling, recommend_stored, server_command, using
 from offloadtune.pipeline.measuring import Measuring
 from offloadtune.pipeline.recalling import Recalled, recall
 from offloadtune.pipeline.spaces import space_of
 from offloadtune.recalls import JournalSummary, Question, UnreadableJournal
-from offloadtune.records import WORKLOADS, Goal, Outcome, Target, Trial, TrialResult, Visit, Workload
+from offloadtune.records import WORKLOADS, Goal, Outcome, StandsFor, Target, Trial, TrialResult, Visit, Workload
 from offloadtune.report import history_json, history_view, recall_view
 from offloadtune.sweeps import Event, Said
 
@@ -87,7 +87,8 @@ class Stored:
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> Stored:
     """On the sample machine, with the sample file."""
-    monkeypatch.setattr(recalling, "read_gguf", lambda _path: FACTS)
+    for module in (recalling, using):
+        monkeypatch.setattr(module, "read_gguf", lambda _path, **_options: FACTS)
     monkeypatch.setattr(recalling, "probe_host", lambda **_options: MACHINE.host)
     monkeypatch.setattr(recalling, "installed_build_id", lambda: ENGINE.build_id)
     return Stored()
@@ -579,3 +580,94 @@ def test_what_the_server_has_no_words_for_stands_in_a_program(stored: Stored, ho
     assert (python, port) == (sys.executable, "--port=81")
     assert Path(program) == home / "profiles" / MACHINE.machine_id / f"{FACTS.path.stem}.llama_cpp_python_server.py"
     assert "['far:1']" in Path(program).read_text(encoding="utf-8")
+
+
+# --- stand-ins -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[StandsFor], None]:
+    """Makes the sample file one that stands for a model."""
+
+    def make(real: StandsFor) -> None:
+        facts = dataclasses.replace(FACTS, stands_for=real)
+        for module in (recalling, using):
+            monkeypatch.setattr(module, "read_gguf", lambda _path, **_options: facts)
+
+    return make
+
+
+WHOLE = StandsFor(label="Llama-3-8B", quantisation="Q4_K_M", n_layer=FACTS.n_layer)
+DEEPER = dataclasses.replace(WHOLE, n_layer=32)
+
+
+def test_settings_of_a_stand_in_are_exported_when_that_was_said(
+    stored: Stored, stand_in: Callable[[StandsFor], None]
+) -> None:
+    stored(results=results())
+    stored(results=server_results(), target=Target.LLAMA_SERVER)
+    stand_in(WHOLE)
+    question = Question(path=FACTS.path, target=Target.LLAMA_CPP_PYTHON)
+    with pytest.raises(UsageError, match=r"is a stand-in for Llama-3-8B Q4_K_M, with random weights: ") as caught:
+        export_stored(question, None, print)
+    assert caught.value.hint == f"print them for that one: offloadtune export '{FACTS.path}' --yes"
+    for asked_for, of in ((question, None), (question, "cpu_only"), (Question(path=FACTS.path), None)):
+        text = export_stored(asked_for, of, print, may_be_standin=True)
+        assert text.startswith("# measured on a stand-in of Llama-3-8B Q4_K_M, with random weights:\n# put the path ")
+        assert text.count("PATH_TO/Llama-3-8B-Q4_K_M.gguf") == 2
+        assert str(FACTS.path) not in text
+
+
+def test_a_stand_in_is_not_served(stored: Stored, stand_in: Callable[[StandsFor], None]) -> None:
+    stored(results=results())
+    stand_in(WHOLE)
+    with pytest.raises(UsageError, match="what it writes means nothing") as caught:
+        server_command(Question(path=FACTS.path), (), print)
+    assert caught.value.hint.endswith("--yes")
+
+
+@pytest.mark.parametrize(
+    ("label", "quantisation", "hint"),
+    [
+        ("llama 3 8b", "q4_k_m", "measure for the whole: offloadtune sweep --standin Llama-3-8B --quant Q4_K_M"),
+        ("Mine", "Q4_K_M", "write a stand-in with all layers, offloadtune standin without --layers, and sweep that"),
+        (
+            "Llama-3-8B",
+            "\x1b[2J",
+            "write a stand-in with all layers, offloadtune standin without --layers, and sweep that",
+        ),
+    ],
+)
+def test_settings_of_fewer_layers_are_no_settings_of_the_whole(
+    label: str, quantisation: str, hint: str, stored: Stored, stand_in: Callable[[StandsFor], None]
+) -> None:
+    stored(results=results())
+    stand_in(StandsFor(label=label, quantisation=quantisation, n_layer=32))
+    question = Question(path=FACTS.path)
+    for refused in (
+        lambda: export_stored(question, None, print),
+        lambda: export_stored(question, None, print, may_be_standin=True),
+        lambda: server_command(question, (), print),
+    ):
+        with pytest.raises(UsageError, match=r"28 of its 32 layers, .* not those of the whole model") as caught:
+            refused()
+        assert caught.value.hint == hint
+        assert "\x1b" not in str(caught.value)
+
+
+def test_what_cannot_be_exported_is_not_asked_to_be_measured_first(stand_in: Callable[[StandsFor], None]) -> None:
+    stand_in(WHOLE)
+    with pytest.raises(UsageError):
+        export_stored(Question(path=FACTS.path), None, print)
+
+
+def test_a_stored_answer_and_the_history_say_what_the_file_was(
+    stored: Stored, stand_in: Callable[[StandsFor], None]
+) -> None:
+    stored(results=results(), stands_for=DEEPER, n_layer=28)
+    stand_in(DEEPER)
+    found = recommend_stored(Question(path=FACTS.path), print)
+    assert (found.stands_for, found.n_layer) == (DEEPER, 28)
+    assert f"model_path={str(FACTS.path)!r}" in found.apply_text
+    assert "# settings for this file alone, not for the real one\n" in found.apply_text
+    assert [(row.stands_for, row.n_layer) for row in history(None) if isinstance(row, JournalSummary)] == [(DEEPER, 28)]

@@ -264,9 +264,24 @@ def test_a_number_of_layers_that_makes_another_model_is_refused(
     assert next_step in caught.value.hint
 
 
+@pytest.mark.parametrize("key", SHAPES)
+def test_the_numbers_of_layers_to_choose_from_are_those_that_are_taken(key: str) -> None:
+    facts = facts_of_shape(key, "Q4_K_M")
+    assert list(standin.layer_counts(facts)) == depths(facts)
+
+
+def test_ends_that_leave_no_layer_between_them_are_not_shortened() -> None:
+    facts = facts_of_shape("deepseek-v2-lite", "Q4_K_M")
+    all_ends = dataclasses.replace(facts, n_layer_nextn=facts.n_layer)
+    assert standin.layer_counts(all_ends) == ()
+    with pytest.raises(UsageError, match="follow no pattern"):
+        standin.kept_blocks(all_ends, 5)
+
+
 def test_a_model_without_a_pattern_is_not_shortened() -> None:
     facts = facts_of_shape("gemma-3-270m", "Q4_K_M")
     odd = dataclasses.replace(facts, is_swa=(True,) * 17 + (False,))
+    assert standin.layer_counts(odd) == ()
     with pytest.raises(UsageError, match="follow no pattern, so none of the 18"):
         standin.kept_blocks(odd, 6)
 

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
+import os
 import shutil
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import pytest
 from golden import check_golden
 from rich.console import Console, RenderableType
+from typer.testing import CliRunner
 
-from offloadtune.errors import BusyError, ExportError, GgufError, OffloadTuneError, UsageError
+from offloadtune.cli import app
+from offloadtune.errors import BusyError, ExportError, GgufError, OffloadTuneError, UnknownNameError, UsageError
 from offloadtune.gguf import read_gguf, standin
 from offloadtune.gguf.header import read_header
 from offloadtune.gguf.standin import writing
-from offloadtune.gguf.standin.encoding import encoded
+from offloadtune.gguf.standin.encoding import encoded, header
+from offloadtune.gguf.standin.writing import START_BYTES, is_marked
+from offloadtune.gguf.tables import STANDIN_KEY
 from offloadtune.pipeline import StandinRequest, plan, write_standin
+from offloadtune.pipeline.shapes import facts_of_shape
+from offloadtune.pipeline.standing_in import is_current, leftover_bytes, refuse_unpublished
 from offloadtune.plans import PlanRequest
 from offloadtune.records import StandsFor
 from offloadtune.report import inspect_view, standin_json, standin_view
@@ -33,6 +44,7 @@ TENSORS = (
     ("odd.weight", "Q8_0", (32, 3)),
 )
 PARTS = standin.Parts(key_values={"general.architecture": encoded("llama")}, tensors=TENSORS)
+MARKED = standin.marked(PARTS, {STANDIN_KEY: True})
 
 
 class Usage(NamedTuple):
@@ -115,12 +127,93 @@ def test_a_check_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_kill_left_is_taken_over(tmp_path: Path) -> None:
+def left_by_a_kill(path: Path, n_bytes: int) -> bytes:
+    """As much of a stand-in as was written of it, as PATH.partial."""
+    standin.write(path, MARKED, 1)
+    left = path.read_bytes()[:n_bytes]
+    path.replace(path.with_name(f"{path.name}.partial")).write_bytes(left)
+    return left
+
+
+@pytest.mark.parametrize("n_bytes", [0, 4096, 1 << 20])
+def test_what_a_kill_left_is_taken_over(n_bytes: int, tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
-    (tmp_path / "a.gguf.partial").write_bytes(bytes(1 << 20))
-    standin.write(path, PARTS, 1)
+    left_by_a_kill(path, n_bytes)
+    standin.write(path, PARTS, 2)
     assert [one.name for one in tmp_path.iterdir()] == ["a.gguf"]
     assert len(read_header(path).tensors) == len(TENSORS)
+
+
+def test_what_a_kill_left_does_not_fill_the_disk_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.gguf"
+    n_bytes = len(left_by_a_kill(path, 1 << 20))
+
+    def usage(_: Path) -> Usage:
+        return Usage(1 << 40, 0, (64 << 20) + n_bytes - (tmp_path / "a.gguf.partial").stat().st_size)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    standin.write(path, MARKED, 1)
+    assert path.exists()
+
+
+def test_the_bytes_that_a_kill_left_are_those_on_the_disk(tmp_path: Path) -> None:
+    path, partial = tmp_path / "a.gguf", tmp_path / "a.gguf.partial"
+    assert leftover_bytes(path) == 0
+    left_by_a_kill(path, 4096)
+    os.truncate(partial, 1 << 40)  # as large as all of it will be, most of it a hole
+    assert 0 < leftover_bytes(path) < 1 << 30
+    partial.write_bytes(b"GGUF" + bytes(1 << 16))
+    assert leftover_bytes(path) == 0
+
+
+@pytest.mark.parametrize("content", [b"GGUF\3\0\0\0", b"GGUF" + bytes(1 << 16), b"x", bytes(4096)])
+def test_the_unfinished_download_of_another_stays(content: bytes, tmp_path: Path) -> None:
+    path, partial = tmp_path / "a.gguf", tmp_path / "a.gguf.partial"
+    partial.write_bytes(content)
+    with pytest.raises(
+        ExportError, match=r"a\.gguf\.partial is in the way, and seems to be another program's"
+    ) as caught:
+        standin.write(path, MARKED, 1)
+    assert caught.value.hint
+    assert partial.read_bytes() == content
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_a_folder_or_a_pipe_in_the_way_is_named(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "a.gguf.partial")
+    with pytest.raises(ExportError, match=r"a\.gguf\.partial is not a plain file"):
+        standin.write(tmp_path / "a.gguf", PARTS, 1)
+    assert leftover_bytes(tmp_path / "a.gguf") == 0
+
+
+@pytest.mark.parametrize("system", ["posix", "windows"])
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
+def test_an_open_file_is_moved_or_removed_only_where_a_lock_is_held(
+    system: str, error: BaseException | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.gguf"
+    was_open: list[bool] = []
+
+    def watched(does: Any) -> Any:
+        def call(partial: Path, *arguments: Any, **options: Any) -> Any:
+            was_open.append(str(partial.resolve()) in {one.path for one in psutil.Process().open_files()})
+            return does(partial, *arguments, **options)
+
+        return call
+
+    def end(_: Path) -> None:
+        if error:
+            raise error
+
+    if system == "windows":
+        monkeypatch.setattr(writing, "fcntl", None)
+    monkeypatch.setattr(Path, "replace", watched(Path.replace))
+    monkeypatch.setattr(Path, "unlink", watched(Path.unlink))
+    with pytest.raises(KeyboardInterrupt) if error else contextlib.nullcontext():
+        standin.write(path, PARTS, 1, end)
+    assert was_open == [system == "posix"]
+    assert [one.name for one in tmp_path.iterdir()] == ([] if error else ["a.gguf"])
 
 
 def test_two_do_not_write_the_same_file(tmp_path: Path) -> None:
@@ -137,7 +230,8 @@ def test_two_do_not_write_the_same_file(tmp_path: Path) -> None:
 def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 40, 0, 3 << 30))
     request = StandinRequest(source="llama-3-70b", quant="Q4_K_M", output=tmp_path / "a.gguf")
-    with pytest.raises(ExportError, match=r"a\.gguf needs 39\.\d+ GiB, and its disk has 3\.0+ GiB free"):
+    words = r"a\.gguf needs 39\.\d+ GiB, with 64\.0 MiB to spare, and its disk has 3\.0+ GiB free"
+    with pytest.raises(ExportError, match=words):
         write_standin(request)
     assert list(tmp_path.iterdir()) == []
 
@@ -148,6 +242,9 @@ def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path, monkeypa
         ({"output": Path("none/a.gguf")}, ExportError, "none/a.gguf cannot be written: No such file"),
         ({"output": Path()}, UsageError, r"\. is a folder"),
         ({"output": Path("/dev/null"), "may_replace": True}, ExportError, "/dev/null is not a plain file"),
+        ({"output": Path("a" * 300)}, ExportError, "aaa cannot be written: File name too long"),
+        ({"output": Path("a" * 250)}, ExportError, "aaa cannot be written: File name too long"),
+        ({"output": Path("/dev/null/a.gguf")}, ExportError, "a.gguf cannot be written: Not a directory"),
         ({"quant": None}, UsageError, "Which quantisation of smollm2-135m is not said"),
         ({"quant": "Q4_K_XXL"}, UsageError, "no quantisation called 'Q4_K_XXL'"),
         ({"quant": "UD-Q4_K_XL"}, UsageError, "UD-Q4_K_XL follows no published rule"),
@@ -180,6 +277,97 @@ def test_a_file_is_replaced_only_when_that_was_said_and_a_real_one_never(smollm2
     with pytest.raises(UsageError, match=r"real\.gguf is a real GGUF file and stays as it is"):
         write_standin(dataclasses.replace(REQUEST, output=Path("real.gguf"), may_replace=True))
     assert Path("real.gguf").read_bytes() == before
+
+
+def cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def of_version_4(content: bytes) -> bytes:
+    return content[:4] + struct.pack("<I", 4) + content[8:]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        cut,
+        of_version_4,
+        lambda content: content[:4],
+        lambda _: header({"general.type": encoded("adapter")}, ()),
+        lambda _: header({"general.architecture": encoded("clip")}, ()),
+        lambda _: header({"general.architecture": encoded("llama"), "split.count": encoded(2)}, ()),
+        lambda _: header({STANDIN_KEY: encoded(value=False)}, ()),
+    ],
+)
+def test_a_gguf_that_is_no_whole_model_stays_too(change: Any, smollm2_path: Path) -> None:
+    path = Path("real.gguf")
+    path.write_bytes(change(smollm2_path.read_bytes()))
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=r"real\.gguf is a real GGUF file and stays as it is"):
+        write_standin(dataclasses.replace(REQUEST, output=path, may_replace=True))
+    assert path.read_bytes() == before
+
+
+def test_a_stand_in_is_known_by_its_beginning_and_by_a_mark_further_on() -> None:
+    path = write_standin(REQUEST).path
+    whole = path.read_bytes()
+    assert is_marked(whole[:START_BYTES])
+    assert not is_marked(whole[: START_BYTES - 1])
+    path.write_bytes(cut(whole))
+    write_standin(dataclasses.replace(REQUEST, may_replace=True))
+    sizes = {"llama.block_count": 1, "llama.embedding_length": 64, "llama.context_length": 512, "llama.vocab_size": 3}
+    keys = {"general.architecture": "llama", **sizes, STANDIN_KEY: True}
+    head = header({key: encoded(keys[key]) for key in keys}, TENSORS[:1])
+    path.write_bytes(head + bytes(256))
+    write_standin(dataclasses.replace(REQUEST, may_replace=True))
+    assert path.read_bytes() == whole
+
+
+# --- what a sweep asks ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("quant", "n_layer"), [("Q4_K_M", 2), ("Q4_K_M", 5), ("Q8_0", 30)])
+def test_what_was_just_written_is_current(quant: str, n_layer: int) -> None:
+    whole = facts_of_shape("smollm2-135m", quant)
+    facts = write_standin(dataclasses.replace(REQUEST, quant=quant, n_layer=n_layer))
+    assert is_current(facts, whole, n_layer)
+
+
+def test_what_would_be_written_otherwise_now_is_not_current(smollm2_path: Path) -> None:
+    whole = facts_of_shape("smollm2-135m", "Q4_K_M")
+    facts = write_standin(REQUEST)
+    seeded = write_standin(dataclasses.replace(REQUEST, output=Path("b.gguf"), seed=1))
+    unseeded = tuple((key, value) for key, value in facts.key_values if not key.endswith(".seed"))
+    (name, n_bytes), *others = facts.type_bytes
+    real = StandsFor(label="another", quantisation="Q4_K_M", n_layer=30)
+    for other in (
+        seeded,
+        read_gguf(smollm2_path),
+        dataclasses.replace(facts, key_values=unseeded),
+        dataclasses.replace(facts, stands_for=real),
+        dataclasses.replace(facts, type_bytes=((name, n_bytes + 1), *others)),
+        dataclasses.replace(facts, layer_bytes=(facts.layer_bytes[0] + 1, *facts.layer_bytes[1:])),
+        dataclasses.replace(facts, n_swa=7),
+    ):
+        assert not is_current(other, whole, 2)
+    assert not is_current(facts, whole, 3)
+    with pytest.raises(UsageError):
+        is_current(facts, whole, 31)
+
+
+def test_a_mixture_without_a_rule_is_refused_by_name() -> None:
+    refuse_unpublished("q4_k_m")
+    with pytest.raises(UsageError, match="UD-Q4_K_XL follows no published rule"):
+        refuse_unpublished("UD-Q4_K_XL")
+    with pytest.raises(UnknownNameError):
+        refuse_unpublished("Q4_K_XXL")
+
+
+def test_a_folder_of_the_model_s_name_is_not_taken_for_a_file(home: Path) -> None:
+    Path("smollm2-135m").mkdir()
+    command = ["standin", "smollm2-135m", "--quant", "Q4_K_M", "--layers", "2", "-o", "a.gguf"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert read_gguf(home / "a.gguf").n_layer == 2
 
 
 # --- what it says of itself ----------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from offloadtune.store import (
     from_json,
     measuring_alone,
     owner_now,
+    read_header,
     read_journal,
     soundness,
     to_json,
@@ -150,6 +151,8 @@ SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
         Workload, **{field.name: st.integers(1, 2**31) for field in dataclasses.fields(Workload)[1:]}, name=st.text()
     ),
 }
+NARROW = {"tensor_split": st.none() | st.lists(st.floats(1e-9, 1e15), min_size=1, max_size=15).map(tuple)}
+"""Fields of which not every value of their type is one."""
 
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
@@ -158,7 +161,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return SIMPLE[hint]
     if dataclasses.is_dataclass(hint):
         kind: Any = hint
-        return st.builds(kind, **{name: values(inner) for name, inner in typing.get_type_hints(kind).items()})
+        hints = typing.get_type_hints(kind).items()
+        return st.builds(kind, **{name: NARROW.get(name, values(inner)) for name, inner in hints})
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return st.sampled_from(hint)
     return _compound(typing.get_origin(hint), typing.get_args(hint))
@@ -375,3 +379,19 @@ def test_settings_keep_the_names_they_have_in_older_journals() -> None:
     """Fields that came later do not rename settings that do without them."""
     assert Settings(n_gpu_layers=5).settings_id == "cfc664a52f33"
     assert Settings(n_gpu_layers=5, n_cpu_moe=1).settings_id != "cfc664a52f33"
+    assert Settings(n_gpu_layers=5, tensor_split=(1,)).settings_id != "cfc664a52f33"
+
+
+def test_a_fixed_split_asks_the_same_question_when_it_is_read_back(tmp_path: Path) -> None:
+    """JSON has lists for it: the sweep would be begun anew."""
+    asked = dataclasses.replace(header(), fixed={"tensor_split": (3.0, 1.0), "n_threads": 2})
+    Journal(tmp_path / "sweep.jsonl", asked).close()
+    read = read_header(tmp_path / "sweep.jsonl")
+    assert (read.question, read.sweep_key) == (asked.question, asked.sweep_key)
+    assert Settings(**read.fixed).tensor_split == (3.0, 1.0)
+
+
+@pytest.mark.parametrize("shares", [[], [0, 0], [-1, 2], [1] * 16, "3/1", [1e300]])
+def test_a_fixed_split_that_is_none_is_told(path: Path, shares: object) -> None:
+    change_line(path, 0, lambda line: {**line, "value": {**line["value"], "fixed": {"tensor_split": shares}}})
+    refusal(path)

@@ -194,6 +194,7 @@ def test_nothing_changed_between_equal_runs() -> None:
         ({"gguf_path": Path("/models/b.gguf")}, "file Qwen 3 [8B].gguf -> b.gguf"),
         ({"settings": SETTINGS.replace(n_ubatch=512)}, "n_ubatch 256 -> 512"),
         ({"settings": SETTINGS.replace(devices=())}, "devices all -> none"),
+        ({"settings": SETTINGS.replace(tensor_split=(3, 0.5))}, "tensor_split by free memory -> 3/0.5"),
         ({"settings": SETTINGS.replace(n_ctx=4096)}, "n_ctx 2816 -> 4096"),
         ({"target": Target.LLAMA_SERVER}, "target llama_cpp_python -> llama_server"),
         ({"workload": None}, "workload 2048/256/256/1 -> none"),

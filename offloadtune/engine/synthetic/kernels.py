@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ class Curve:
     y: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(self.x) != len(self.y) or not self.x or any(b <= a for a, b in zip(self.x, self.x[1:], strict=False)):
+        if len(self.x) != len(self.y) or not self.x or any(b <= a for a, b in itertools.pairwise(self.x)):
             message = "a curve needs as many values as points, and points that rise"
             raise ValueError(message)
 

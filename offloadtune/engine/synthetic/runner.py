@@ -7,8 +7,7 @@ No process, no sleeping, no file. One placement is loaded at a time, as there, a
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -67,15 +66,18 @@ class SyntheticRunner:
 
     def kill(self) -> None:
         """The next call starts anew."""
-        self._placement, self._is_started = None, False
-        self._saved.clear()
+        self._forget()
+        self._is_started = False
 
     def unload(self) -> None:
         """Free the placement."""
         if self._placement is not None:
-            self._placement = None
-            self._saved.clear()
+            self._forget()
             self.clock_s += _DRAIN_S
+
+    def _forget(self) -> None:
+        self._placement = None
+        self._saved.clear()
 
     def describe(self) -> tuple[EngineBuild, tuple[Device, ...]]:
         """An engine that is none, and the card as its driver describes it."""
@@ -127,7 +129,7 @@ class SyntheticRunner:
         self._deadline_s = self.clock_s + timeout_s
         try:
             self._place(trial.settings)
-            self._spend(self.machine.host.open_s)
+            self._open(trial.settings)
             return self._visits(trial.settings, plan)
         except _EndedError as error:
             outcome, reason, evidence = self._failed(error, trial.settings)
@@ -139,11 +141,7 @@ class SyntheticRunner:
         """Fill `seen` as things become known; returns why the workload is not for this context, "" where it is."""
         self._place(settings)
         seen["load_ns"] = self._load_ns
-        self._spend(self.machine.host.open_s)
-        taken = self.machine.memory((settings,))
-        device_bytes, host_bytes = int(taken.device_bytes[0]), int(taken.host_bytes[0])
-        if device_bytes > most_bytes(self.machine):
-            raise _EndedError(_out_of_memory("open", device_bytes))
+        device_bytes, host_bytes = self._open(settings)
         seen["memory"] = self._memory(device_bytes, host_bytes)
         n_ubatch = min(settings.n_ubatch, settings.n_batch)
         seen["effective"] = (("n_ubatch", n_ubatch),) if n_ubatch != settings.n_ubatch else ()
@@ -165,7 +163,9 @@ class SyntheticRunner:
             self._spend(_START_S)
         if self._placement == settings.placement:
             return
-        self.unload()
+        if self._placement is not None:
+            self._forget()
+            self._spend(_DRAIN_S)
         self.n_model_loads += 1
         host, blocks = self.machine.host, self.machine.blocks
         taken = self.machine.memory((settings.replace(n_ctx=256, n_batch=32, n_ubatch=32),))
@@ -183,6 +183,15 @@ class SyntheticRunner:
         self._is_cached = blocks.file_bytes <= host.ram_bytes
         self._source.loaded()
         self._placement, self._load_ns = settings.placement, round(load_s * 1e9)
+
+    def _open(self, settings: Settings) -> tuple[int, int]:
+        """Bytes that the card and main memory then hold."""
+        self._spend(self.machine.host.open_s)
+        taken = self.machine.memory((settings,))
+        device_bytes, host_bytes = int(taken.device_bytes[0]), int(taken.host_bytes[0])
+        if device_bytes > most_bytes(self.machine):
+            raise _EndedError(_out_of_memory("open", device_bytes))
+        return device_bytes, host_bytes
 
     def _reach(self, settings: Settings, depth: int) -> None:
         """Bring the cache to `depth`; what a longer text left behind is restored in no time."""
@@ -266,7 +275,7 @@ class SyntheticRunner:
     def _failed(self, error: _EndedError, settings: Settings) -> tuple[Outcome, str, Evidence]:
         self.kill()
         outcome, reason = classify(error.evidence, offloads=settings.offloads, timed_out=error.timed_out)
-        return outcome, reason, dataclasses.replace(error.evidence)
+        return outcome, reason, error.evidence
 
 
 def said_free_bytes(machine: SyntheticMachine) -> int:
@@ -284,10 +293,3 @@ def _out_of_memory(phase: str, n_bytes: int) -> Evidence:
 
 def _ns(seconds: float) -> int:
     return max(1, round(seconds * 1e9))
-
-
-def settings_that_fit(machine: SyntheticMachine, settings: Sequence[Settings]) -> list[Settings]:
-    """Those of `settings` that the machine has room for."""
-    taken = machine.memory(settings)
-    ok = (taken.device_bytes <= most_bytes(machine)) & (taken.host_bytes <= machine.host.ram_bytes)
-    return [one for one, fits in zip(settings, ok.tolist(), strict=True) if fits]

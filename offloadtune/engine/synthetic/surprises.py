@@ -5,13 +5,11 @@ Each has every door of `Surprise` and goes through one of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from offloadtune.engine.synthetic.kernels import Floats
-from offloadtune.records import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +20,9 @@ class Surprise:
     def words(self) -> str:
         return "none"
 
-    def prompt_times(self, settings: Sequence[Settings]) -> Floats:  # noqa: ARG002 - a door
-        """How many times as long prompts take, for each of `settings` or for all."""
-        return np.ones(1)
+    def ubatch_times(self, n_tokens: int) -> float:  # noqa: ARG002 - a door
+        """How many times as long the card takes for a ubatch of so many tokens."""
+        return 1.0
 
     def thread_times(self, n_threads: int, n_cores: int) -> float:  # noqa: ARG002 - a door
         """How many times as long the processor's part takes with so many threads."""
@@ -49,18 +47,17 @@ class Surprise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowKernel(Surprise):
-    """One size of the ubatch meets a kernel that takes `times` as long."""
+    """Ubatches of one size meet a kernel that takes `times` as long on the card, whatever else they are made of."""
 
-    n_ubatch: int
+    n_tokens: int
     times: float
 
     @property
     def words(self) -> str:
         return "slow kernel"
 
-    def prompt_times(self, settings: Sequence[Settings]) -> Floats:
-        is_hit = np.array([min(one.n_ubatch, one.n_batch) == self.n_ubatch and one.offloads for one in settings])
-        return np.where(is_hit, self.times, 1.0)
+    def ubatch_times(self, n_tokens: int) -> float:
+        return self.times if n_tokens == self.n_tokens else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +84,7 @@ class Spill(Surprise):
     near_frac: float
     beyond_frac: float
     token_times: float
-    prompt_times_spilled: float
+    prompt_times: float
 
     @property
     def words(self) -> str:
@@ -95,7 +92,7 @@ class Spill(Surprise):
 
     def spill_times(self, device_bytes: Floats, free_bytes: int) -> tuple[Floats, Floats]:
         is_spilled = device_bytes > free_bytes * (1 - self.near_frac)
-        return np.where(is_spilled, self.prompt_times_spilled, 1.0), np.where(is_spilled, self.token_times, 1.0)
+        return np.where(is_spilled, self.prompt_times, 1.0), np.where(is_spilled, self.token_times, 1.0)
 
     def most_bytes(self, free_bytes: int) -> int:
         return int(free_bytes * (1 + self.beyond_frac))

@@ -9,11 +9,14 @@ Blocks with all on one side, or with the experts away, differ only by place: sum
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from offloadtune.engine.synthetic.kernels import Curve, Floats, padded
 from offloadtune.engine.synthetic.machines import Blocks, Ints, SyntheticCard, SyntheticHost, SyntheticMachine
@@ -33,6 +36,9 @@ _BYTES_OF_TYPE = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 
 _BYTES_OF_TYPE |= {"q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32}
 _OVERSUBSCRIBED_TIMES = 4.0
 _TINY = 1e-30
+_Key = TypeVar("_Key", bound=Hashable)
+
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +52,7 @@ class Truth:
     token_s: Floats
     device_bytes: Ints
     host_bytes: Ints
-    fits: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+    fits: Bools
 
     def turn_s(self, n_gen: int) -> Floats:
         """Seconds to the last of `n_gen` tokens."""
@@ -82,8 +88,8 @@ def decode_s(machine: SyntheticMachine, settings: Sequence[Settings], *, depth: 
     """Seconds of one decoded token of one sequence after `depth` tokens, without sampling and without spilling."""
     places = _Places.of(machine, settings)
     found = np.zeros(len(settings))
-    for key, group in _grouped((one.n_threads, *_attention_key(one)) for one in settings).items():
-        work = _Work(machine, *key)
+    for kind, group in _grouped(_Kind.of(one, one.n_threads) for one in settings).items():
+        work = _Work(machine, kind)
         host = work.host_token(depth)
         card = work.card_token(depth) if machine.card else host
         found[group] = places.summed(group, host, card)
@@ -97,38 +103,46 @@ def prompt_s(machine: SyntheticMachine, settings: Sequence[Settings], *, n_promp
     places = _Places.of(machine, settings)
     found = np.zeros(len(settings))
     keys = (
-        (one.n_threads_batch, *_attention_key(one), min(one.n_ubatch, one.n_batch, n_prompt), _may_lend(machine, one))
+        (_Kind.of(one, one.n_threads_batch), min(one.n_ubatch, one.n_batch, n_prompt), _may_lend(machine, one))
         for one in settings
     )
-    for (*key, n_ubatch, lends), group in _grouped(keys).items():
-        work = _Work(machine, *key)
+    for (kind, n_ubatch, lends), group in _grouped(keys).items():
+        work = _Work(machine, kind)
         for n_tokens, cells in _ubatches(n_prompt, depth, n_ubatch):
             is_lent = lends and n_tokens >= N_LENT_LEAST
             host = work.lent_ubatches(n_tokens, cells) if is_lent else work.host_ubatches(n_tokens, cells)
             card = work.card_ubatches(n_tokens, cells, is_lent=is_lent) if machine.card else host
-            found[group] += places.summed(group, host, card)
+            times = math.prod(one.ubatch_times(n_tokens) for one in machine.surprises)
+            found[group] += places.summed(group, host, card) * np.where(places.has_output[group], times, 1.0)
             fixed_s = machine.card.ubatch_s if machine.card else 0.0
             is_used = places.has_output[group] | is_lent
             found[group] += len(cells) * np.where(is_used, fixed_s, 0.0)
         found[group] += np.where(places.has_output[group], work.card_output(), work.host_output())
-    for one in machine.surprises:
-        found = found * one.prompt_times(settings)
     return found
 
 
-def _attention_key(settings: Settings) -> tuple[bool, bool, float]:
-    n_bytes = (_BYTES_OF_TYPE[settings.type_k] + _BYTES_OF_TYPE[settings.type_v]) / 2
-    return settings.flash_attn_type != "disabled", settings.offload_kqv, n_bytes
+class _Kind(NamedTuple):
+    """What of settings a block's time depends on, wherever it lies; `cache_bytes` are those of a value."""
+
+    n_threads: int
+    is_flash: bool
+    keeps_cache_on_card: bool
+    cache_bytes: float
+
+    @classmethod
+    def of(cls, settings: Settings, n_threads: int) -> _Kind:
+        cache_bytes = (_BYTES_OF_TYPE[settings.type_k] + _BYTES_OF_TYPE[settings.type_v]) / 2
+        return cls(n_threads, settings.flash_attn_type != "disabled", settings.offload_kqv, cache_bytes)
 
 
 def _may_lend(machine: SyntheticMachine, settings: Settings) -> bool:
     return machine.card is not None and settings.op_offload and settings.devices != ()
 
 
-def _grouped(keys: object) -> dict[tuple[object, ...], Ints]:
+def _grouped(keys: Iterable[_Key]) -> dict[_Key, Ints]:
     """Positions of equal keys."""
-    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for i, key in enumerate(keys):  # type: ignore[arg-type, var-annotated]
+    found: dict[_Key, list[int]] = defaultdict(list)
+    for i, key in enumerate(keys):
         found[key].append(i)
     return {key: np.array(group) for key, group in found.items()}
 
@@ -151,7 +165,7 @@ class _Places:
 
     first: Ints
     whole_from: Ints
-    has_output: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+    has_output: Bools
     n_layer: int
 
     @classmethod
@@ -165,14 +179,15 @@ class _Places:
         return cls(first=first, whole_from=whole_from, has_output=layers > 0, n_layer=n_layer)
 
     @property
-    def is_mixed(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    def is_mixed(self) -> Bools:
         return self.has_output & (self.first > 0)
 
     def summed(self, group: Ints, host: _Sides, card: _Sides) -> Floats:
         """Seconds of all blocks of the settings in `group`."""
         first, whole_from = self.first[group], self.whole_from[group]
         on_host, away, on_card = (_cumulated(one) for one in (host.whole, card.without + card.experts_away, card.whole))
-        return on_host[first] + (away[whole_from] - away[first]) + (on_card[self.n_layer] - on_card[whole_from])
+        found: Floats = on_host[first] + away[whole_from] - away[first] + on_card[self.n_layer] - on_card[whole_from]
+        return found
 
 
 def _cumulated(of_block: Floats) -> Floats:
@@ -191,13 +206,12 @@ class _Sides:
 class _Work:
     """What one kind of settings asks of a machine's two places."""
 
-    def __init__(
-        self, machine: SyntheticMachine, n_threads: int, is_flash: bool, on_card: bool, n_bytes: float
-    ) -> None:  # noqa: FBT001 - a key taken apart
+    def __init__(self, machine: SyntheticMachine, kind: _Kind) -> None:
         self.blocks: Blocks = machine.blocks
         self.host: SyntheticHost = machine.host
         self._card: SyntheticCard | None = machine.card
-        self.n_threads, self.is_flash, self.on_card, self.n_bytes = n_threads, is_flash, on_card, n_bytes
+        self.n_threads, self.is_flash, self.on_card, self.cache_bytes = kind
+        n_threads = self.n_threads
         host = machine.host
         frac = host.threads_frac(n_threads)
         self.read = host.read_bytes_per_s * host.reads_by_threads.at(frac)
@@ -309,15 +323,14 @@ class _Work:
 
     def _cells(self, n_tokens: int, cells: Floats) -> Floats:
         """Cells that all ubatches together see in each block: a window's are fewer."""
-        windows = np.unique(self.blocks.window)
-        sums = {
-            int(one): float((np.minimum(cells, _stepped(cells * 0 + one + n_tokens)) if one else cells).sum())
-            for one in windows
-        }
-        return np.array([sums[int(one)] for one in self.blocks.window])
+        sums = {0: float(cells.sum())}
+        for window in np.unique(self.blocks.window).tolist():
+            if window:
+                sums[window] = float(np.minimum(cells, _stepped(np.array(window + n_tokens))).sum())
+        return np.array([sums[window] for window in self.blocks.window.tolist()])
 
     def _cache_bytes(self, n_tokens: int, cells: Floats) -> Floats:
-        return self._cells(n_tokens, cells) * self.blocks.cache_values * self.n_bytes
+        return self._cells(n_tokens, cells) * self.blocks.cache_values * self.cache_bytes
 
     def _card_attention(self, n_tokens: int, cells: Floats) -> Floats:
         card, seen = self.card, n_tokens * self._cells(n_tokens, cells)

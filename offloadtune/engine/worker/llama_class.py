@@ -104,3 +104,5 @@ def _differing(llama: Any, settings: dict[str, Any]) -> Iterator[str]:
         for name in fields:
             if getattr(ours, name) != getattr(theirs, name):
                 yield f"{name}={getattr(theirs, name)}"
+    if (shares := native.split_of(llama.model_params)) != native.split_of(placement):
+        yield f"tensor_split={shares}"

@@ -10,7 +10,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable
-from ctypes import POINTER, c_bool, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ class Log:
 
 def start(tell_abort: Callable[[str], None]) -> tuple[Log, Any]:
     """Install the log, the abort callback and the backends; keep what is returned referenced."""
-    _check_fields(low.llama_model_params, ("devices", "load_mode", "use_extra_bufts"))
+    _check_fields(low.llama_model_params, ("devices", "tensor_split", "load_mode", "use_extra_bufts"))
     _check_fields(low.llama_context_params, ("n_outputs_max", "flash_attn_type", "op_offload", "kv_unified"))
     log = Log()
     callback = _AbortCallback(lambda text: tell_abort((text or b"").decode("utf-8", "replace")))
@@ -278,7 +278,7 @@ def offload_devices() -> dict[str, str]:
 def model_params(settings: dict[str, Any]) -> tuple[Any, list[Any]]:
     """llama_model_params for `settings`, and the arrays that must outlive the call.
 
-    Raises ValueError naming a device that the engine does not list.
+    Raises ValueError naming a device that the engine does not list, or shares for more than there are.
     """
     params = low.llama_model_default_params()
     params.n_gpu_layers = settings["n_gpu_layers"]
@@ -300,7 +300,21 @@ def model_params(settings: dict[str, Any]) -> tuple[Any, list[Any]]:
         overrides = (_TensorOverride * (len(entries) + 1))(*entries)
         params.tensor_buft_overrides = ctypes.cast(overrides, c_void_p)
         keep.append(overrides)
+    if settings["tensor_split"] is not None:
+        n_devices = len(offload_devices()) if settings["devices"] is None else len(settings["devices"])
+        if n_devices and len(settings["tensor_split"]) > n_devices:
+            message = f"tensor_split has {len(settings['tensor_split'])} shares, and there are {n_devices} devices"
+            raise ValueError(message)
+        shares = (c_float * low.llama_max_devices())(*settings["tensor_split"])
+        params.tensor_split = shares
+        keep.append(shares)
     return params, keep
+
+
+def split_of(params: Any) -> list[float]:
+    """The shares that llama_model_params hold, zeros where the engine decides."""
+    n_shares = low.llama_max_devices()
+    return list(params.tensor_split[:n_shares]) if params.tensor_split else [0.0] * n_shares
 
 
 def kept_patterns(settings: dict[str, Any]) -> list[str]:

@@ -95,7 +95,7 @@ class Session:
         try:
             params, keep = native.model_params(settings)
         except ValueError as error:
-            raise RefusedError("unsupported", str(error)) from None
+            raise RefusedError("unsupported", str(error), is_telling=True) from None
         start_ns = time.perf_counter_ns()
         handle = low.llama_model_load_from_file(os.fsencode(path), params)
         load_ns = time.perf_counter_ns() - start_ns
@@ -127,7 +127,7 @@ class Session:
             loaded=holder,
             llama=llama,
             sampler=_greedy_sampler(),
-            state_key=(settings["type_k"], settings["type_v"], flash_attn, settings["swa_full"]),
+            state_key=(holder.path, settings["type_k"], settings["type_v"], flash_attn, settings["swa_full"]),
             n_ctx=low.llama_n_ctx(handle) // settings["n_seq_max"]
             if not settings["kv_unified"]
             else low.llama_n_ctx(handle),

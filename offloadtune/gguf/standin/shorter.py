@@ -64,12 +64,28 @@ def kept_blocks(facts: GgufFacts, n_layer: int) -> tuple[int, ...]:
     return (*kept, *range(facts.n_layer - n_last, facts.n_layer))
 
 
+def layer_counts(facts: GgufFacts) -> tuple[int, ...]:
+    """The numbers of layers, rising and fewer than the model's, that `kept_blocks` takes; none where none may go."""
+    if _bound_to_all(facts):
+        return ()
+    n_first, n_last = _ends(facts)
+    return _counts(facts, n_first + n_last, _period(facts, n_first, n_last))
+
+
+def _counts(facts: GgufFacts, n_ends: int, period: int) -> tuple[int, ...]:
+    return tuple(range(n_ends + period, facts.n_layer, period))
+
+
 def _refuse_bound(facts: GgufFacts) -> None:
-    keys = dict(facts.key_values)
-    bound = next((key for key in _BOUND_TO_ALL if keys.get(f"{facts.arch}.{key}")), None)
+    bound = _bound_to_all(facts)
     if bound:
         sentence = f"Layers of this model depend on each other ({facts.arch}.{bound}), so none can be left out."
         raise UsageError(sentence, hint="Leave out --layers.")
+
+
+def _bound_to_all(facts: GgufFacts) -> str | None:
+    keys = dict(facts.key_values)
+    return next((key for key in _BOUND_TO_ALL if keys.get(f"{facts.arch}.{key}")), None)
 
 
 def _ends(facts: GgufFacts) -> tuple[int, int]:
@@ -79,10 +95,10 @@ def _ends(facts: GgufFacts) -> tuple[int, int]:
 
 
 def _period(facts: GgufFacts, n_first: int, n_last: int) -> int:
-    """After how many blocks the kinds repeat."""
+    """After how many blocks the kinds repeat; 1 where no block lies between the ends."""
     kinds = list(_kinds(facts))[n_first : facts.n_layer - n_last]
     periods = range(1, len(kinds) + 1)
-    return next(n for n in periods if all(kinds[i] == kinds[i + n] for i in range(len(kinds) - n)))
+    return next((n for n in periods if all(kinds[i] == kinds[i + n] for i in range(len(kinds) - n))), 1)
 
 
 def _kinds(facts: GgufFacts) -> Iterator[tuple[object, ...]]:
@@ -97,18 +113,16 @@ def _kinds(facts: GgufFacts) -> Iterator[tuple[object, ...]]:
 
 
 def _spread(places: range, blocks: range, period: int) -> Iterator[int]:
-    """For each of `places` the block of the same kind that lies nearest to its share of the way."""
+    """For each of `places` the block of the same kind nearest to its share of the way that leaves room for the next."""
     step = (len(blocks) - 1) / max(1, len(places) - 1)
+    n_periods = (len(blocks) - len(places)) // period
     for place in places:
-        aim = blocks.start + step * (place - places.start)
-        nearest = place + period * round((aim - place) / period)
-        while nearest not in blocks:
-            nearest += period if nearest < blocks.start else -period
-        yield nearest
+        ahead = (step - 1) * (place - places.start)
+        yield place + period * min(round(ahead / period), n_periods)
 
 
 def _out_of_step(facts: GgufFacts, n_ends: int, period: int, n_layer: int) -> UsageError:
-    counts = [n_ends + n for n in range(period, facts.n_layer - n_ends, period)]
+    counts = _counts(facts, n_ends, period)
     if not counts:
         sentence = f"The layers of this model follow no pattern, so none of the {facts.n_layer} can be left out."
         return UsageError(sentence, hint="Leave out --layers.")

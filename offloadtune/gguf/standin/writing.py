@@ -10,7 +10,7 @@ import shutil
 import stat
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,20 +18,26 @@ import numpy as np
 
 from offloadtune.errors import BusyError, ExportError
 from offloadtune.gguf.standin.blocks import Bytes, as_stored, random_blocks
-from offloadtune.gguf.standin.encoding import Tensor, header, n_bytes_of, padded
+from offloadtune.gguf.standin.encoding import Tensor, encoded, header, n_bytes_of, padded, text
 from offloadtune.gguf.standin.sources import Parts
-from offloadtune.gguf.tables import TYPES_BY_NAME
+from offloadtune.gguf.tables import STANDIN_KEY, TYPES_BY_NAME
 from offloadtune.units import format_bytes
 
 try:
     import fcntl
-except ImportError:  # not on Windows, where two writers of one file end in an error of the second
+except ImportError:  # not on Windows, which lets nobody replace an open file: of two writers the first to end fails
     fcntl = None  # type: ignore[assignment]
 
 _POOL_BYTES = 8 * 1024**2
 _N_POOLS = 24
 _N_PLAIN = 1 << 22
 _SPARE_BYTES = 64 * 1024**2
+_MAGIC = b"GGUF"
+_PREAMBLE_BYTES = 24
+_MARK = text(STANDIN_KEY) + encoded(value=True)
+
+START_BYTES = _PREAMBLE_BYTES + len(_MARK)
+"""How much of a file `is_marked` looks at."""
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of how many are written."""
@@ -59,15 +65,15 @@ def write(
     """Write `parts` with random weights to `path`, replacing what is there; the same seed makes the same file.
 
     Until it is whole it is PATH.partial, which goes when writing ends otherwise. `check` sees that file when its header
-    stands and its weights do not, and may raise. Raises ExportError where the disk is too small or refuses, BusyError
-    where another writes the same file.
+    stands and its weights do not, and may raise. Raises ExportError where the disk is too small or refuses, or the
+    partial file is not ours, BusyError where another writes the same file.
     """
     _refuse_other_than_file(path)
-    head = header(parts.key_values, parts.tensors)
+    head = header(_mark_first(parts.key_values), parts.tensors)
     n_all = len(head) + sum(padded(n_bytes_of(one)) for one in parts.tensors)
-    _refuse_small_disk(path, n_all)
     try:
         with _partial(path) as (file, partial):
+            _refuse_small_disk(path, n_all)
             file.write(head)
             file.flush()
             file.truncate(n_all)
@@ -77,12 +83,38 @@ def write(
                 file.write(piece)
                 n_done += len(piece)
                 progress(n_done, n_all)
-            file.flush()
-            os.fsync(file.fileno())
-            partial.replace(path)
     except OSError as error:
         message = f"{path} cannot be written: {error.strerror or error}."
-        raise ExportError(message, hint="check the folder's permissions and free space") from None
+        is_gone = isinstance(error, FileNotFoundError)
+        hint = "name a file in a folder that exists" if is_gone else "check the folder's permissions and free space"
+        raise ExportError(message, hint=hint) from None
+
+
+def is_marked(start: bytes) -> bool:
+    """Whether a file that begins so was written here, be it whole or not."""
+    return start.startswith(_MAGIC) and start[_PREAMBLE_BYTES:].startswith(_MARK)
+
+
+def leftover_bytes(path: Path) -> int:
+    """How much of the disk a PATH.partial takes that `write` would take over; 0 where there is none."""
+    partial = _partial_path(path)
+    try:
+        found = partial.lstat()
+        if not stat.S_ISREG(found.st_mode):
+            return 0
+        with partial.open("rb") as file:
+            is_ours = is_marked(file.read(START_BYTES))
+    except OSError:
+        return 0
+    # Its size is that of the whole file from the beginning on; of the disk it has what is written.
+    n_bytes = 512 * found.st_blocks if hasattr(found, "st_blocks") else found.st_size
+    return n_bytes if is_ours else 0
+
+
+def _mark_first(key_values: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The mark of a stand-in before all other keys, so that any beginning of the file shows whose it is."""
+    first = {key: value for key, value in key_values.items() if key == STANDIN_KEY}
+    return {**first, **key_values}
 
 
 def _refuse_other_than_file(path: Path) -> None:
@@ -92,33 +124,52 @@ def _refuse_other_than_file(path: Path) -> None:
     except OSError:  # writing says what is wrong
         return
     if not is_plain:
-        raise ExportError(f"{path} is not a plain file.", hint="choose another name with -o")
+        raise ExportError(f"{path} is not a plain file.", hint="move it away, or write under another name")
 
 
 def _refuse_small_disk(path: Path, n_bytes: int) -> None:
-    try:
-        free = shutil.disk_usage(path.absolute().parent).free
-    except OSError as error:
-        message = f"{path} cannot be written: {error.strerror or error}."
-        raise ExportError(message, hint="name a file in a folder that exists") from None
+    free = shutil.disk_usage(path.absolute().parent).free
     if n_bytes + _SPARE_BYTES > free:
-        message = f"{path} needs {format_bytes(n_bytes)}, and its disk has {format_bytes(free)} free."
-        raise ExportError(message, hint="free some space, name another disk, or write fewer layers with --layers")
+        needs = f"{format_bytes(n_bytes)}, with {format_bytes(_SPARE_BYTES)} to spare"
+        message = f"{path} needs {needs}, and its disk has {format_bytes(free)} free."
+        raise ExportError(message, hint="free some space, use another disk, or write a smaller stand-in")
+
+
+def _partial_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.partial")
 
 
 @contextlib.contextmanager
 def _partial(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """PATH.partial, open, empty and ours alone; what raises inside removes it. One that a kill left is taken over."""
-    partial = path.with_name(f"{path.name}.partial")
+    """PATH.partial, open, empty and ours alone; it becomes PATH at the end, and what raises inside removes it.
+
+    One of ours that a kill left is taken over.
+    """
+    partial = _partial_path(path)
+    _refuse_other_than_file(partial)
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     with open(os.open(partial, flags, 0o644), "r+b") as file:  # noqa: PTH123 - a handle has no path
         _take(file.fileno(), partial)
+        _refuse_foreign(file, partial)
         try:
             file.truncate(0)
             yield file, partial
+            file.flush()
+            os.fsync(file.fileno())
+            _let_go(file)
+            partial.replace(path)
         except BaseException:
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what ended the writing is to be told, not this
+                _let_go(file)
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
             raise
+
+
+def _let_go(file: BinaryIO) -> None:
+    """Windows neither renames nor removes an open file; elsewhere the lock must outlast both."""
+    if fcntl is None:
+        file.close()
 
 
 def _take(handle: int, partial: Path) -> None:
@@ -130,8 +181,16 @@ def _take(handle: int, partial: Path) -> None:
     except (BlockingIOError, FileNotFoundError):
         is_taken = False
     if not is_taken:
-        hint = "wait until it is done, or choose another name with -o"
-        raise BusyError(f"{partial} is being written by another process.", hint=hint)
+        raise BusyError(f"{partial} is being written by another process.", hint="wait until it is done")
+
+
+def _refuse_foreign(file: BinaryIO, partial: Path) -> None:
+    """Somebody's unfinished download may have the same name; one of ours is empty or marked."""
+    start = file.read(START_BYTES)
+    if start and not is_marked(start):
+        message = f"{partial} is in the way, and seems to be another program's unfinished file."
+        raise ExportError(message, hint="remove it if nobody needs it, or write under another name")
+    file.seek(0)
 
 
 def _data(tensors: Sequence[Tensor], seed: int) -> Iterator[memoryview]:
