@@ -1,7 +1,7 @@
 """Settings as Python for llama-cpp-python: `Llama(**kwargs)`, with a recipe before it for what `Llama` cannot say.
 
 `Llama.__init__` fills the structs that llama_model_default_params() returns; editing that function's result reaches
-the fields it has no argument for (devices, use_extra_bufts).
+the fields it has no argument for (devices, use_extra_bufts, tensor_buft_overrides).
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ _SAYABLE: dict[str, Callable[[Settings], bool]] = {
     "n_seq_max": lambda settings: settings.n_seq_max == 1,
     "n_outputs_max": lambda settings: settings.n_outputs_max == 0,
     "kv_unified": lambda settings: not settings.kv_unified,
-    "n_cpu_moe": lambda settings: settings.n_cpu_moe == 0,
 }
 """What `Llama` can be told of each field that it has no argument for, or one that says less."""
 
@@ -43,6 +42,18 @@ for name in ("ggml_backend_reg_by_name", "ggml_backend_reg_get_proc_address", "g
 """
 _DEVICES = """\
 devices = (ctypes.c_void_p * {n})(*[lib.ggml_backend_dev_by_name(name) for name in {names!r}], None)
+"""
+_OVERRIDES = """\
+
+
+class Override(ctypes.Structure):
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+lib.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
+cpu = lib.ggml_backend_cpu_buffer_type()
+experts = [rb"blk\\.%d\\.ffn_(up|down|gate|gate_up)_(ch|)exps" % i for i in range({n})]
+overrides = (Override * (len(experts) + 1))(*[(pattern, cpu) for pattern in experts])
 """
 _PATCH = """\
 default_params = low.llama_model_default_params
@@ -109,6 +120,9 @@ def recipe(settings: Settings, endpoints: Sequence[str]) -> str:
     if settings.devices is not None:
         parts.append(_DEVICES.format(n=len(settings.devices) + 1, names=[n.encode() for n in settings.devices]))
         lines.append("    params.devices = ctypes.cast(devices, ctypes.c_void_p)")
+    if settings.n_cpu_moe:
+        parts.append(_OVERRIDES.format(n=settings.n_cpu_moe))
+        lines.append("    params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)")
     if parts:
         parts.insert(0, _POINTERS)
     if not settings.use_extra_bufts:

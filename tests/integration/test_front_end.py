@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from conftest import MIB, CardMaker
-from moe_file import write_moe_file
+from moe_file import N_EMBD, N_EXPERT, N_FF, write_moe_file
 
 from offloadtune import pipeline
 from offloadtune.engine import Runner, VisitPlan
 from offloadtune.errors import NothingWorksError
-from offloadtune.export import llama_kwargs
+from offloadtune.export import llama_kwargs, render_snippet
 from offloadtune.gguf import read_gguf
 from offloadtune.records import Goal, Outcome, Settings, Target, Trial, Verdict, Workload
 from offloadtune.search import FIT_MARGIN_BYTES, Space, baseline_trials
@@ -79,6 +79,32 @@ def test_through_llama_or_the_engine_it_is_the_same_context(smollm2_path: Path) 
         assert (visit.n_prefix_cached, visit.n_prompt_new, len(visit.step_ns)) == (500, 60, 7)
         assert visit.prefill_ns > min(visit.step_ns) > 0
         assert min(visit.tokenize_ns, visit.first_sample_ns, *visit.sample_ns) > 0
+
+
+WEIGHTS = """
+import json
+from offloadtune.engine.worker import native
+print(json.dumps({row["device"]: row["weights_bytes"] for row in native.memory_breakdown(llm._ctx.ctx)}))
+"""
+
+
+def test_experts_in_main_memory_are_measured_and_handed_over(
+    smollm2_path: Path, make_card: CardMaker, tmp_path: Path
+) -> None:
+    path, card = tmp_path / "experts.gguf", make_card(1, 600 * MIB)
+    write_moe_file(path, smollm2_path)
+    settings = SETTINGS.replace(n_gpu_layers=5, n_cpu_moe=2, load_mode="none", use_extra_bufts=False)
+    with Runner(path, [card.endpoint], arguments=arguments) as runner:
+        result = runner.run(trial(settings), PLAN, timeout_s=60)
+        whole = runner.run(trial(settings.replace(n_cpu_moe=0)), PLAN, timeout_s=60)
+    assert result.outcome is whole.outcome is Outcome.OK, (result.reason, whole.reason)
+    experts_bytes = 2 * N_EXPERT * 3 * N_EMBD * N_FF * 2  # two blocks of f16
+    measured, unmoved = (sum(row.weights_bytes for row in one.memory if not row.is_host) for one in (result, whole))
+    assert unmoved - measured == experts_bytes
+    program = render_snippet(settings, path, (card.endpoint,)) + WEIGHTS
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    handed_over = json.loads(done.stdout.splitlines()[-1])
+    assert sum(n for device, n in handed_over.items() if device != "host") == measured
 
 
 def test_a_llama_that_is_not_what_the_settings_say_is_not_measured(smollm2_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import concurrent.futures
+import ctypes
 import errno
 import json
 import math
 import os
+import re
 import shlex
 import stat
 import subprocess
@@ -67,6 +69,7 @@ def refuse(code: int) -> Callable[..., Any]:
         ("cpu_only", CPU_ONLY, PLAIN_PATH, ()),
         ("no_extra_bufts", SETTINGS.replace(use_extra_bufts=False), PLAIN_PATH, ()),
         ("endpoints", RECIPE, PLAIN_PATH, ENDPOINTS),
+        ("experts_in_main_memory", SETTINGS.replace(n_cpu_moe=3), PLAIN_PATH, ()),
         ("cpu_only_with_endpoints", CPU_ONLY, PLAIN_PATH, ENDPOINTS[:1]),
         *((f"path_{name}", SETTINGS, path, ()) for name, path in HOSTILE_PATHS.items()),
     ],
@@ -93,6 +96,7 @@ def execute(text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Said, Any]:
         ggml_backend_reg_by_name=types.SimpleNamespace(),
         ggml_backend_reg_get_proc_address=types.SimpleNamespace(),
         ggml_backend_dev_by_name=by_name,
+        ggml_backend_cpu_buffer_type=lambda: 12288,
     )
     params = types.SimpleNamespace(use_extra_bufts=True, devices=None)
     vars(low).update(_lib=stand_in, llama_model_default_params=lambda: params)
@@ -117,6 +121,29 @@ def test_the_recipe_reaches_what_llama_cannot_say(monkeypatch: pytest.MonkeyPatc
     assert said == {"model_path": str(PLAIN_PATH), **llama_kwargs(CPU_ONLY)}
     assert params.use_extra_bufts is False
     assert params.devices.value  # a list that ends at once, which is not the same as no list
+
+
+def test_the_recipe_keeps_the_experts_of_the_first_blocks_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Override(ctypes.Structure):
+        _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+    settings = SETTINGS.replace(n_cpu_moe=12)
+    said, params = execute(render_snippet(settings, PLAIN_PATH), monkeypatch)
+    assert said == {"model_path": str(PLAIN_PATH), **llama_kwargs(settings)}
+    *entries, end = ctypes.cast(params.tensor_buft_overrides, ctypes.POINTER(Override))[:13]
+    patterns = [entry.pattern.decode() for entry in entries]
+    assert {entry.buffer_type for entry in entries} == {12288}
+    assert (end.pattern, end.buffer_type) == (None, None)
+    for name, kept in (
+        ("blk.0.ffn_up_exps.weight", True),
+        ("blk.11.ffn_gate_up_exps.weight", True),
+        ("blk.1.ffn_down_chexps.weight", True),
+        ("blk.12.ffn_up_exps.weight", False),
+        ("blk.110.ffn_up_exps.weight", False),
+        ("blk.3.ffn_up_shexp.weight", False),
+        ("blk.3.attn_q.weight", False),
+    ):
+        assert any(re.search(pattern, name) for pattern in patterns) == kept
 
 
 def test_every_setting_that_llama_takes_is_written() -> None:
