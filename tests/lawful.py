@@ -11,7 +11,7 @@ import numpy as np
 from synthetic import MIB, WORKLOAD, made_up_facts, made_up_space, ok_result, visit
 
 from offloadtune.footprint import estimate_footprint
-from offloadtune.records import GgufFacts, Goal, Outcome, Settings, Trial, TrialResult
+from offloadtune.records import GgufFacts, Goal, Outcome, Settings, TensorFacts, Trial, TrialResult
 from offloadtune.search import Space, next_trial
 from offloadtune.search.columns import Columns
 from offloadtune.search.expecting import foretold
@@ -29,6 +29,19 @@ RIG = Rig(
 CPU_RIG = Rig(devices=(), host=HOST)
 FACTS = made_up_facts((100 * MIB,) * 24)
 Times = Callable[[Settings], tuple[float, float]]
+
+
+def with_experts(layer_bytes: Sequence[int]) -> GgufFacts:
+    """Facts of a made-up mixture of eight experts: nine tenths of each block are theirs."""
+    facts = made_up_facts(layer_bytes)
+    experts = tuple(n * 9 // 10 for n in layer_bytes)
+    blocks = [
+        TensorFacts(name=f"blk.{i}.{name}.weight", type_name="I8", shape=(n,), n_bytes=n, offset=0, i_shard=0)
+        for i, n_bytes in enumerate(layer_bytes)
+        for name, n in (("attn_q", n_bytes - experts[i]), ("ffn_up_exps", experts[i]))
+    ]
+    others = [one for one in facts.tensors if not one.name.startswith("blk.")]
+    return dataclasses.replace(facts, n_expert=8, n_expert_used=2, expert_bytes=experts, tensors=(*blocks, *others))
 
 
 def lawful_space(facts: GgufFacts = FACTS, *, device_mib: int = 1200, goal: Goal = Goal.TURN, **given: object) -> Space:
@@ -87,10 +100,15 @@ class LawfulEngine:
 
     def least_cost(self) -> float:
         """That of the best that fits."""
+        return self.cost(self.fastest())
+
+    def fastest(self, n_ubatch: int | None = None) -> Settings:
+        """The best that fits, of all or with one ubatch."""
         choices = choices_of(self.space)
         costs = self.costs(choices.columns, [choices.settings(i) for i in range(len(choices))])
         used = choices.columns.device_bytes + self.own_bytes * (choices.columns.device_bytes > 0)
-        return float(costs[used <= self.wall_bytes].min())
+        is_meant = (used <= self.wall_bytes) & ((n_ubatch is None) | (choices.columns.grid.n_ubatch == n_ubatch))
+        return choices.settings(int(np.where(is_meant, costs, np.inf).argmin()))
 
     def run(self, trial: Trial) -> TrialResult:
         settings = trial.settings

@@ -14,6 +14,9 @@ from offloadtune.search import Space, candidates, measured, result_cost, visit_c
 Round = Mapping[Settings, tuple[Visit, ...]]
 """One round of the side-by-side comparison: the visits of each finalist."""
 
+TIE_FRAC = 0.01
+"""What may be given up for settings that change less."""
+
 _ONE = Estimate(p50=1.0, low=1.0, high=1.0, n_samples=0, coverage_frac=1.0)
 
 
@@ -97,19 +100,17 @@ class Case:
         return Comparison(against=name, ratio=stats.inverse(found.ratio), verdict=verdict)
 
     def is_tie(self, other: Settings, best: Settings) -> bool:
-        """Whether the slower `other` may stand for `best`: inside the noise, or inside an interval of enough rounds.
+        """Whether `other` may stand for `best`: as good as the rounds have it, and not shown to be slower.
 
-        With fewer the interval says next to nothing, and taking it for a tie would always choose the default.
+        Not being told apart is no tie: where noise is large, or rounds are few, much would be given away for it.
         """
         if other == best:
             return True
         found = self.pairs(other, best)
-        if len(self.rounds) < N_ROUNDS_LEAST:
-            return 1 / found.ratio.p50 <= 1 + found.noise_frac
-        return found.verdict is not Verdict.FASTER
+        return found.verdict is not Verdict.FASTER and 1 / found.ratio.p50 <= 1 + TIE_FRAC
 
     def tied_with(self, best: Settings, entrants: Sequence[Settings]) -> list[Settings]:
-        """`best` and every entrant that the rounds cannot tell from it."""
+        """`best` and every entrant that is as good by the rounds."""
         if not self.rounds:
             return [best]
         if self.space.goal is Goal.CONTEXT:

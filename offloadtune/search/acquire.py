@@ -28,7 +28,7 @@ LEAST_GAIN_FRAC = 0.003
 """What no candidate can be expected to gain any more when the search ends."""
 
 LOADS_PER_PLACEMENT = 1.3
-"""Coming back to a placement costs a load for nothing new."""
+"""Coming back to a placement costs a load for nothing new; after a failure whatever comes next does."""
 
 _READ_BYTES_PER_S = 1e9
 _OPEN_S = 0.5
@@ -158,17 +158,19 @@ class Loads:
 
     @classmethod
     def of(cls, choices: Choices, results: Sequence[TrialResult]) -> Loads:
-        loaded, first_of = None, set()
+        loaded, n_returns = None, 0
+        first_of, seen = set(), set()
         for result in results:
-            if result.trial.settings.placement != loaded:
+            placement = result.trial.settings.placement
+            if placement != loaded:
                 first_of.add(result.trial.settings)
-            ended_well = result.outcome in {Outcome.OK, Outcome.UNSUPPORTED}
-            loaded = result.trial.settings.placement if ended_well else None
-        seen = {result.trial.settings.placement for result in results}
+                n_returns += loaded is not None and placement in seen
+            seen.add(placement)
+            loaded = placement if result.outcome in {Outcome.OK, Outcome.UNSUPPORTED} else None
         numbers = [choices.placement_number(one) for one in seen]
         is_loaded = choices.placements == (-1 if loaded is None else choices.placement_number(loaded))
         is_new = ~np.isin(choices.placements, numbers)
-        may_return = len(first_of) + 1 <= LOADS_PER_PLACEMENT * len(seen)
+        may_return = loaded is None or len(seen) + n_returns + 1 <= LOADS_PER_PLACEMENT * len(seen)
         return cls(is_loaded=is_loaded, are_allowed=is_loaded | is_new | may_return, first_of=frozenset(first_of))
 
 

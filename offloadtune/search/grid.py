@@ -228,6 +228,26 @@ RULES = (
 )
 
 
+def ruled_out(space: Space) -> list[str]:
+    """Values of axes that a rule leaves no combination of, each with its reason."""
+    base = start_settings(space)
+    mesh, found = _mesh(space, base), []
+    for rule in RULES:
+        allowed = mesh[np.asarray(rule.allows(space, base, mesh))]
+        lost = {name: np.setdiff1d(getattr(mesh, name), getattr(allowed, name)) for name in _WORDS}
+        found += [f"{_WORDS[name](values.tolist())}: {rule.why}" for name, values in lost.items() if len(values)]
+        mesh = allowed
+    return found
+
+
+_WORDS: dict[str, Callable[[list[Any]], str]] = {
+    "n_ubatch": lambda sizes: f"n_ubatch {', '.join(map(str, sizes))}",
+    "n_cpu_moe": lambda counts: f"n_cpu_moe {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else ""),
+    "flash": lambda states: f"flash attention {' and '.join('on' if one else 'off' for one in states)}",
+    "op_offload": lambda states: f"op offload {' and '.join('on' if one else 'off' for one in states)}",
+}
+
+
 # --- all of it -----------------------------------------------------------------------------------------------------
 
 

@@ -16,11 +16,13 @@ from offloadtune.records import Goal, Outcome, Trial, TrialResult
 from offloadtune.search.acquire import is_as_fixed, next_best
 from offloadtune.search.contexts import largest_context, next_context
 from offloadtune.search.cost import is_feasible, result_cost
+from offloadtune.search.grid import ruled_out
 from offloadtune.search.ladder import next_placement
 from offloadtune.search.space import Space, baseline_trials, can_fit, start_settings
 from offloadtune.units import format_bytes
 
 _N_BEST_FINALISTS = 3
+_NEVER_VARIED = ("load_mode", "offload_kqv", "swa_full", "use_extra_bufts")
 
 
 def next_trial(space: Space, results: Sequence[TrialResult]) -> Trial | None:
@@ -85,6 +87,14 @@ def skipped(space: Space) -> tuple[str, ...]:
         )
     if space.workload.n_prompt_new <= 512:
         reasons.append(f"n_ubatch above 512: a prompt of {space.workload.n_prompt_new} new tokens is one batch already")
+    reasons += ruled_out(space)
+    if not space.has_devices:
+        reasons.append("n_gpu_layers, n_cpu_moe and op_offload: the engine lists no device")
+    elif not space.facts.n_expert:
+        reasons.append("n_cpu_moe: the model has no experts")
+    reasons.append(f"{', '.join(_NEVER_VARIED)}: they stay as the front end has them, or as you or the self-test say")
+    if space.n_devices > 1:
+        reasons.append("tensor_split: the engine divides layers by the free memory of its devices")
     reasons.append("quantised KV cache: it changes the stored precision")
     return tuple(reasons)
 

@@ -311,6 +311,32 @@ def test_without_devices_nothing_is_offloaded() -> None:
     assert {(r.trial.settings.n_gpu_layers, r.trial.settings.devices) for r in results} == {(0, None)}
 
 
+@pytest.mark.parametrize(
+    ("device_bytes", "n_devices", "fixed", "said"),
+    [
+        (0, 1, {}, "n_gpu_layers, n_cpu_moe and op_offload: the engine lists no device"),
+        (PLENTY, 1, {}, "n_cpu_moe: the model has no experts"),
+        (PLENTY, 2, {}, "tensor_split: the engine divides layers by the free memory of its devices"),
+        (PLENTY, 1, {"n_batch": 300}, "n_ubatch 512: no ubatch is larger than its batch"),
+        (
+            PLENTY,
+            1,
+            {"n_gpu_layers": 13},
+            "op offload off: nothing is lent to a device where nothing, or everything, lies on it",
+        ),
+    ],
+)
+def test_what_is_not_tried_is_told_with_its_reason(
+    device_bytes: int, n_devices: int, fixed: dict[str, object], said: str
+) -> None:
+    plain = made_up_space(made_up_facts(), device_bytes=PLENTY)
+    space = made_up_space(made_up_facts(), device_bytes=device_bytes, fixed=fixed)
+    assert said in skipped(dataclasses.replace(space, n_devices=n_devices))
+    assert said == "n_cpu_moe: the model has no experts" or said not in skipped(plain)
+    stays = "load_mode, offload_kqv, swa_full, use_extra_bufts: they stay as the front end has them, or as you or"
+    assert any(one.startswith(stays) for one in skipped(space))
+
+
 # --- whatever happens ----------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
-from lawful import LawfulEngine, Times, lawful_space
+from lawful import LawfulEngine, Times, lawful_space, with_experts
 from synthetic import MIB, made_up_facts
 
 from offloadtune.records import Goal, Outcome, Settings, TrialResult
@@ -96,6 +96,24 @@ def test_a_placement_that_was_left_is_come_back_to_only_for_the_sake_of_few_load
     assert [allowed(again, k) for k in (1, 2, 6)] == [True, False, True]
 
 
+def test_after_a_failure_a_load_is_due_whatever_comes_next_so_every_placement_may() -> None:
+    space = lawful_space()
+    one = [start_settings(space).replace(n_gpu_layers=k) for k in range(8)]
+    choices = choices_of(space)
+
+    def allowed(results: list[TrialResult]) -> list[bool]:
+        loads = Loads.of(choices, results)
+        return [bool(loads.are_allowed[i]) for k in (1, 2, 3) if (i := choices.index_of(one[k])) is not None]
+
+    out_of_memory = ended(space, one[2], Outcome.OUT_OF_MEMORY_DEVICE)
+    assert allowed([ended(space, one[1]), out_of_memory]) == [True, True, True]
+    back = [ended(space, one[1]), out_of_memory, ended(space, one[1].replace(n_ubatch=64))]
+    assert allowed(back) == [True, False, True]
+    more = [*back, *(ended(space, one[k]) for k in (4, 5))]
+    assert allowed(more) == [True, True, True]  # coming back after the failure was no return of those allowed
+    assert allowed([*more, ended(space, one[1].replace(n_ubatch=128))]) == [True, False, True]
+
+
 def test_after_a_failure_nothing_is_loaded() -> None:
     space = lawful_space()
     settings = start_settings(space).replace(n_gpu_layers=3)
@@ -121,10 +139,54 @@ def test_whatever_the_machine_the_best_is_found_in_few_loads_and_trials(
     results = engine.carry_out()
     tried = [one.trial.settings for one in results]
     assert len(tried) == len(set(tried)) <= 40
-    assert engine.n_loads <= LOADS_PER_PLACEMENT * len({one.placement for one in tried})
+    n_ended = sum(one.outcome is Outcome.OUT_OF_MEMORY_DEVICE for one in results)
+    assert engine.n_loads <= LOADS_PER_PLACEMENT * len({one.placement for one in tried}) + n_ended
     best = min(candidates(space, results), key=lambda one: result_cost(one, goal, space.workload))
     near = 1.15 if times is slow_kernel else 1.05  # slow where the target starts: then it is the device that looks slow
     assert engine.cost(best.trial.settings) <= near * engine.least_cost()
+
+
+WIDE = dataclasses.replace(made_up_facts((100 * MIB,) * 24), n_vocab=100_000)
+"""The logits of a batch take as much as a layer for every 256 tokens."""
+
+
+def best_of(space: Space, results: list[TrialResult]) -> Settings:
+    found = min(candidates(space, results), key=lambda one: result_cost(one, space.goal, space.workload))
+    return found.trial.settings
+
+
+@pytest.mark.parametrize("noise_frac", [0.0, 0.01])
+def test_layers_are_given_up_for_a_larger_batch_where_that_reads_the_prompt_faster(noise_frac: float) -> None:
+    space = lawful_space(WIDE, device_mib=2000, goal=Goal.TTFT, n_prompt_new=3000, n_ctx=4096)
+    engine = LawfulEngine(space=space, wall_bytes=space.device_bytes, noise_frac=noise_frac)
+    most_at_512 = engine.fastest(n_ubatch=512)
+    assert engine.least_cost() < 0.8 * engine.cost(most_at_512)
+    best = best_of(space, engine.carry_out())
+    assert engine.cost(best) <= 1.03 * engine.least_cost()
+    assert best.n_ubatch > 512
+    assert best.n_gpu_layers < most_at_512.n_gpu_layers
+
+
+@pytest.mark.parametrize("noise_frac", [0.0, 0.01])
+def test_a_smaller_batch_makes_room_for_more_layers_where_only_tokens_count(noise_frac: float) -> None:
+    space = lawful_space(WIDE, device_mib=2000, goal=Goal.DECODE, n_prompt_new=3000, n_ctx=4096)
+    engine = LawfulEngine(space=space, wall_bytes=space.device_bytes, noise_frac=noise_frac)
+    at_512 = engine.fastest(n_ubatch=512)
+    best = best_of(space, engine.carry_out())
+    assert engine.cost(best) <= 1.03 * engine.least_cost()
+    assert best.n_ubatch < 512
+    assert best.n_gpu_layers > at_512.n_gpu_layers
+
+
+def test_experts_of_more_blocks_are_given_up_for_a_larger_batch() -> None:
+    facts = dataclasses.replace(with_experts((100 * MIB,) * 24), n_vocab=100_000)
+    space = lawful_space(facts, device_mib=2000, goal=Goal.TTFT, n_prompt_new=3000, n_ctx=4096)
+    engine = LawfulEngine(space=space, wall_bytes=space.device_bytes)
+    at_512 = engine.fastest(n_ubatch=512)
+    best = best_of(space, engine.carry_out())
+    assert engine.cost(best) <= 1.03 * engine.least_cost() < engine.cost(at_512)
+    assert best.n_ubatch > 512
+    assert 0 < at_512.n_cpu_moe < best.n_cpu_moe
 
 
 def test_settings_are_tried_in_the_loaded_placement_before_another_load() -> None:

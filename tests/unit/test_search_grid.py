@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
-from lawful import FACTS, lawful_space
+from lawful import FACTS, lawful_space, with_experts
 from synthetic import MIB, made_up_facts, made_up_space
 
 from offloadtune.footprint import estimate_footprint
-from offloadtune.records import Settings, Target, TensorFacts
-from offloadtune.search.grid import AXES, N_CHOICES_MOST, THREADS, choices_of
+from offloadtune.records import Settings, Target
+from offloadtune.search.grid import AXES, N_CHOICES_MOST, THREADS, choices_of, ruled_out
 from offloadtune.search.space import Space, start_settings
 
 GIB = 1 << 30
-
-
-def with_experts(n_layer: int = 8, n_expert: int = 8) -> Any:
-    """Facts of a made-up mixture: nine tenths of each block are experts."""
-    facts = made_up_facts((10 * MIB,) * n_layer)
-    blocks = [
-        TensorFacts(name=f"blk.{i}.{name}.weight", type_name="I8", shape=(n,), n_bytes=n, offset=0, i_shard=0)
-        for i in range(n_layer)
-        for name, n in (("attn_q", MIB), ("ffn_up_exps", 9 * MIB))
-    ]
-    others = [one for one in facts.tensors if not one.name.startswith("blk.")]
-    return dataclasses.replace(
-        facts,
-        n_expert=n_expert,
-        n_expert_used=2,
-        expert_bytes=(9 * MIB,) * n_layer,
-        tensors=(*blocks, *others),
-    )
 
 
 def all_of(space: Space) -> list[Settings]:
@@ -46,7 +27,7 @@ def all_of(space: Space) -> list[Settings]:
 
 SPACES = st.builds(
     lambda n_layer, device_mib, target, n_prompt_new, fixed, is_moe: made_up_space(
-        with_experts(n_layer) if is_moe else made_up_facts((10 * MIB,) * n_layer),
+        with_experts((10 * MIB,) * n_layer) if is_moe else made_up_facts((10 * MIB,) * n_layer),
         device_bytes=device_mib * MIB,
         target=target,
         n_ctx=2048,
@@ -136,7 +117,7 @@ def test_no_ubatch_is_larger_than_the_prompt_can_use(n_prompt_new: int, largest:
 
 
 def test_experts_are_parted_from_their_blocks_only_where_these_are_on_the_device() -> None:
-    space = made_up_space(with_experts(), device_bytes=GIB, target=Target.LLAMA_SERVER)
+    space = made_up_space(with_experts((10 * MIB,) * 8), device_bytes=GIB, target=Target.LLAMA_SERVER)
     found = {(one.n_gpu_layers, one.n_cpu_moe) for one in all_of(space) if one.devices is None}
     assert {(9, n) for n in range(9)} <= found  # all layers, the experts of any number of blocks away
     assert {(k, 0) for k in range(10)} <= found
@@ -146,16 +127,42 @@ def test_experts_are_parted_from_their_blocks_only_where_these_are_on_the_device
 
 
 def test_where_there_are_too_many_placements_are_thinned_out_but_not_at_the_wall() -> None:
-    facts = with_experts(n_layer=120, n_expert=64)
+    facts = with_experts((10 * MIB,) * 120)
     space = made_up_space(facts, device_bytes=700 * MIB, target=Target.LLAMA_SERVER, n_prompt_new=4000, n_ctx=8192)
     choices = choices_of(space)
     assert len(choices) < 1.3 * N_CHOICES_MOST
-    whole = dataclasses.replace(space, facts=with_experts(n_layer=120), fixed={"n_ubatch": 512})
+    whole = dataclasses.replace(space, facts=with_experts((10 * MIB,) * 120), fixed={"n_ubatch": 512})
     most = max(one.n_gpu_layers for one in all_of(whole) if not one.n_cpu_moe)
     fewest = min(one.n_cpu_moe for one in all_of(whole) if one.n_gpu_layers == space.everything)
     with_512 = [one for one in all_of(space) if one.n_ubatch == 512]
     assert most == max(one.n_gpu_layers for one in with_512 if not one.n_cpu_moe)
     assert fewest == min(one.n_cpu_moe for one in with_512 if one.n_gpu_layers == space.everything)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "said"),
+    [
+        ({}, []),
+        ({"n_batch": 300}, ["n_ubatch 512, 1024, 2048, 4096: no ubatch is larger than its batch"]),
+        (
+            {"n_gpu_layers": 25},
+            ["op offload off: nothing is lent to a device where nothing, or everything, lies on it"],
+        ),
+        ({"n_gpu_layers": 3, "n_batch": 2048}, ["n_ubatch 4096: no ubatch is larger than its batch"]),
+    ],
+    ids=str,
+)
+def test_values_that_a_rule_leaves_no_use_for_are_told_with_its_reason(
+    fixed: dict[str, object], said: list[str]
+) -> None:
+    assert ruled_out(lawful_space(n_prompt_new=3000, n_ctx=4096, fixed=fixed)) == said
+
+
+def test_experts_that_no_layers_on_the_device_could_be_parted_from_are_told() -> None:
+    space = lawful_space(with_experts((10 * MIB,) * 8), fixed={"n_gpu_layers": 1})
+    assert "n_cpu_moe 1 to 8: experts of blocks that are not on the device are in main memory already" in ruled_out(
+        space
+    )
 
 
 def test_the_same_space_is_built_once_whatever_its_laws() -> None:
