@@ -63,8 +63,13 @@ class ByDepths:
             raise UsageError(message, hint="leave out --set n_cpu_moe")
 
     def deep_request(self, budget_s: float) -> SweepRequest:
-        """The sweep of the deeper stand-in, on a card so small that it holds the share of layers that it would hold."""
+        """The sweep of the deeper stand-in, on a card so small that it holds the share of layers that it would hold.
+
+        Experts stay with their layers: which share of them is away is no part of what two depths tell.
+        """
         begin, fixed, limit = begin_settings(self.request, self.whole), dict(self.request.fixed), None
+        if self.whole.n_expert:
+            fixed["n_cpu_moe"] = 0
         n_most = self._most(begin)
         n_top = self._n_top(n_most)
         if "n_gpu_layers" in fixed or not n_most:

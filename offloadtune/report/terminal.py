@@ -178,7 +178,9 @@ def headline(answer: Recommendation) -> str:
         figure = format_tok_per_s(answer.figures.decode_tok_per_s.p50)
     else:
         figure = f"{format_seconds(answer.figures.turn_s.p50)} a turn"
-    return f"{figure}, n_gpu_layers {answer.trial.settings.n_gpu_layers}"
+    settings = answer.trial.settings
+    experts = f", n_cpu_moe {settings.n_cpu_moe}" if settings.n_cpu_moe else ""
+    return f"{figure}, n_gpu_layers {settings.n_gpu_layers}{experts}"
 
 
 def _outcome_words(report: SweepReport) -> str:
@@ -210,9 +212,8 @@ def settings_words(settings: Settings) -> str:
 
 
 def _device_setting(settings: Settings) -> str:
-    changed = [
-        name for name in ("devices", "use_extra_bufts", "load_mode") if getattr(settings, name) != _DEFAULTS[name]
-    ]
+    names = ("devices", "n_cpu_moe", "op_offload", "use_extra_bufts", "load_mode")
+    changed = [name for name in names if getattr(settings, name) != _DEFAULTS[name]]
     shares = f", tensor_split={format_split(settings.tensor_split)}" if settings.tensor_split else ""
     return "".join(f", {name}={getattr(settings, name)}" for name in changed) + shares
 

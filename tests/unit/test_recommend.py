@@ -390,6 +390,13 @@ def test_reasons_name_the_numbers() -> None:
     assert len(found.reasons) == 6
 
 
+def test_experts_in_main_memory_are_named() -> None:
+    away = FULL.replace(n_cpu_moe=3)
+    found = answer(SPACE, [ran(away, 1.0, peak_bytes=512 * MIB)])
+    expected = "All 13 layers are on the device, the experts of 3 blocks in main memory; 512 MiB of 8.00 GiB."
+    assert found.reasons[0] == expected
+
+
 def test_an_open_verdict_says_how_many_more_rounds_would_decide_it() -> None:
     costs = {FULL: 1.0, DEFAULT: 1.6}
     said = reasons_of(SPACE, [ran(s, c) for s, c in costs.items()], restless(costs, 5))

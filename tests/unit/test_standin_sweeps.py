@@ -179,6 +179,14 @@ def test_what_counts_layers_of_experts_is_refused() -> None:
         by_depths(GIB, n_cpu_moe=4)
 
 
+def test_experts_stay_with_their_layers_where_there_are_fewer_of_them() -> None:
+    mixture = facts_of_shape("qwen3-30b-a3b", "Q4_K_M")
+    sides = {n: dataclasses.replace(mixture, n_layer=n) for n in (8, 16)}
+    depths = dataclasses.replace(by_depths(4 * GIB), whole=mixture, shallow=sides[8], deep=sides[16])
+    assert depths.deep_request(30.0).fixed["n_cpu_moe"] == 0
+    assert "n_cpu_moe" not in by_depths(4 * GIB).deep_request(30.0).fixed
+
+
 # --- how it is told ------------------------------------------------------------------------------------------------
 
 
