@@ -13,7 +13,6 @@ import dataclasses
 import math
 import statistics
 import sys
-from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 from record_noise import read_noise
@@ -21,6 +20,7 @@ from simulated_grid import N_STEPS_MOST, exhaustive
 from simulated_machines import Case, draw_machine
 from simulated_rivals import Task
 from simulated_sweep import todays_sweep
+from simulated_workers import workers
 
 from offloadtune.engine import VisitPlan
 from offloadtune.engine.synthetic import Curve, MemoryTaken, Noise, SyntheticRunner
@@ -91,7 +91,7 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--jobs", type=int, default=1)
     given = options.parse_args()
-    with ProcessPoolExecutor(given.jobs) as pool:
+    with workers(given.jobs) as pool:
         n_won = sum(pool.map(has_winner, range(given.runs), [given.seed] * given.runs, chunksize=4))
     print(f"Simulated, with recorded noise: {n_won} of {given.runs} sweeps over equal settings end with a winner.")
     sys.exit(n_won > _BAR_FRAC * given.runs)

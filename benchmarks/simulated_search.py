@@ -20,7 +20,6 @@ import math
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -29,6 +28,7 @@ from simulated_grid import N_STEPS_MOST, Exhaustive, best_baseline_cost, costs, 
 from simulated_machines import Case, draw_machine
 from simulated_rivals import Answer, Strategy, Task, at_random, bisect_then_axes, by_tpe
 from simulated_sweep import todays_sweep
+from simulated_workers import workers
 
 from offloadtune.engine import VisitPlan
 from offloadtune.engine.synthetic import Noise, SyntheticRunner
@@ -179,7 +179,7 @@ def main() -> None:
     options.add_argument("--worst", type=int, default=0, help="show so many answers of most regret, each strategy")
     options.add_argument("--check", action="store_true", help="end with 1 where a bar is missed")
     given = options.parse_args()
-    with ProcessPoolExecutor(given.jobs) as pool:
+    with workers(given.jobs) as pool:
         found = pool.map(_rows_of_drawn, range(given.machines), repeat(given))
         rows = [row for part in found for row in part]
     print(f"Simulated, not measured: {given.machines} machines, seed {given.seed}.")
