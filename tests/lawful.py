@@ -85,14 +85,14 @@ class LawfulEngine:
             foretold(self.space, lambda one: laws(self.space.facts, one), base, columns, phase).log_s
             for phase in (Phase.PREFILL, Phase.DECODE)
         ]
-        return np.exp(by_law) * np.array([self.times(one) for one in settings]).T
+        return np.asarray(np.exp(by_law) * np.array([self.times(one) for one in settings]).T)
 
     def costs(self, columns: Columns, settings: Sequence[Settings]) -> Floats:
         """What the goal makes small, by the truth."""
         ttft_s, token_s = self.seconds(columns, settings)
         if self.space.goal in {Goal.TTFT, Goal.DECODE}:
-            return ttft_s if self.space.goal is Goal.TTFT else token_s
-        return ttft_s + (self.space.workload.n_gen - 1) * token_s
+            return np.asarray(ttft_s if self.space.goal is Goal.TTFT else token_s)
+        return np.asarray(ttft_s + (self.space.workload.n_gen - 1) * token_s)
 
     def cost(self, settings: Settings) -> float:
         """That of one."""

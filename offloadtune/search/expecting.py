@@ -83,10 +83,10 @@ def foretold(space: Space, laws_of: LawsOf, base: Settings, columns: Columns, ph
     """The law's word on each of `columns`: those with devices by the laws for them, the others by the CPU's alone."""
     with_devices = columns.grid.has_devices if space.has_devices else np.ones(len(columns), dtype=np.bool_)
     parts = []
-    for settings, rows in ((base, with_devices), (base.replace(devices=(), n_gpu_layers=0), ~with_devices)):
+    for settings, chosen in ((base, with_devices), (base.replace(devices=(), n_gpu_layers=0), ~with_devices)):
         laws = laws_of(settings)
         amounts = _amounts(_ById(columns), _ById(space.facts), laws.rig, phase, _passage(space, phase))
-        parts.append((laws.of(phase), np.flatnonzero(rows), amounts[:, rows]))
+        parts.append((laws.of(phase), np.flatnonzero(chosen), amounts[:, chosen]))
     n, n_coefficients = len(columns), sum(len(law.terms) for law, _, _ in parts)
     found = Foretold(
         log_s=np.zeros(n),

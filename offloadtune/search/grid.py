@@ -292,9 +292,8 @@ def _choices(key: _BySpace) -> Choices:
 def _mesh(space: Space, base: Settings) -> _Mesh:
     values = [_values(space, base, axis) for axis in AXES]
     placements = np.array(_placements(space, base))
-    i_place, *indices = (
-        one.ravel() for one in np.meshgrid(*(np.arange(len(one)) for one in (placements, *values)), indexing="ij")
-    )
+    sizes = [len(placements), *(len(one) for one in values)]
+    i_place, *indices = np.indices(sizes).reshape(len(sizes), -1)
     n_ubatch, flash, op_offload = (np.array(one)[i] for one, i in zip(values, indices, strict=True))
     has_devices, n_gpu_layers, n_cpu_moe = placements[i_place].T
     return _Mesh(

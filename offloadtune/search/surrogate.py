@@ -12,6 +12,7 @@ the time of day (heat) have effects on what was measured, not on what is true: t
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offloadtune.footprint.anatomy import Ints
+from offloadtune.footprint.anatomy import Bools, Ints
 from offloadtune.records import Goal, Settings, TrialResult
 from offloadtune.search.columns import Columns
 from offloadtune.search.cost import measured
@@ -113,14 +114,26 @@ class Trait:
         return self.in_decode if phase is Phase.DECODE and self.in_decode is not None else self.width
 
 
+def _one_where(chosen: Bools) -> Floats:
+    return np.where(chosen, 1.0, 0.0)
+
+
+def _ubatch_on_device(view: View, _: Phase, *, n: int) -> Floats:
+    return np.where(view.columns.grid.n_ubatch == n, view.device, 0.0)
+
+
+def _filled_beyond(view: View, _: Phase, *, part: float) -> Floats:
+    return _one_where(view.filled > part)
+
+
 def _traits(n_ubatches: Sequence[int]) -> list[Trait]:
     return [
         Trait(name="all", width=0.1, values=lambda view, _: np.ones(len(view.columns))),
         Trait(name="work of the host", width=0.15, values=lambda view, _: view.host),
         Trait(name="work over the link", width=0.15, values=lambda view, _: view.foretold.link_share),
-        Trait(name="the CPU alone", width=0.1, values=lambda view, _: 1.0 - view.columns.grid.has_devices),
-        Trait(name="all on the device", width=0.05, values=lambda view, _: 1.0 - view.columns.works_on_host),
-        Trait(name="experts away", width=0.05, values=lambda view, _: 1.0 * (view.columns.grid.n_cpu_moe > 0)),
+        Trait(name="the CPU alone", width=0.1, values=lambda view, _: _one_where(~view.columns.grid.has_devices)),
+        Trait(name="all on the device", width=0.05, values=lambda view, _: _one_where(~view.columns.works_on_host)),
+        Trait(name="experts away", width=0.05, values=lambda view, _: _one_where(view.columns.grid.n_cpu_moe > 0)),
         Trait(
             name="larger ubatches on the device",
             is_axis=True,
@@ -140,7 +153,7 @@ def _traits(n_ubatches: Sequence[int]) -> list[Trait]:
                 name=f"a ubatch of {n} on the device",
                 width=0.04,
                 in_decode=0.0,
-                values=lambda view, _, n=n: (view.columns.grid.n_ubatch == n) * view.device,
+                values=functools.partial(_ubatch_on_device, n=n),
             )
             for n in n_ubatches
         ),
@@ -175,13 +188,13 @@ def _traits(n_ubatches: Sequence[int]) -> list[Trait]:
             is_axis=True,
             width=0.1,
             in_decode=0.0,
-            values=lambda view, _: 1.0 * (~view.columns.grid.op_offload & view.columns.works_on_host),
+            values=lambda view, _: _one_where(~view.columns.grid.op_offload & view.columns.works_on_host),
         ),
         *(
             Trait(
                 name=f"memory filled beyond {part:.0%}",
                 width=0.01,
-                values=lambda view, _, part=part: 1.0 * (view.filled > part),
+                values=functools.partial(_filled_beyond, part=part),
             )
             for part in (0.9, 0.94, 0.97)
         ),
@@ -194,7 +207,7 @@ def believe(space: Space, choices: Choices, results: Sequence[TrialResult], rate
     laws_of = laws_for(space)
     models = {}
     for phase in Phase:
-        views = [
+        of_candidates, of_tried = (
             View(
                 columns=columns,
                 foretold=foretold(space, laws_of, choices.base, columns, phase),
@@ -203,8 +216,8 @@ def believe(space: Space, choices: Choices, results: Sequence[TrialResult], rate
                 device_bytes=space.device_bytes,
             )
             for columns in (choices.columns, tried)
-        ]
-        models[phase] = _Model(phase, *views, results)
+        )
+        models[phase] = _Model(phase, of_candidates, of_tried, results)
     prompt, step = models[Phase.PREFILL], models[Phase.DECODE]
     weights = _weights(space)
     cost_tried = _cost(weights, prompt.tried_log_s, step.tried_log_s)

@@ -382,11 +382,6 @@ def test_a_profile_keeps_the_shares_of_devices(tmp_path: Path) -> None:
         read_profile(path)
 
 
-def test_llama_cannot_keep_experts_in_main_memory() -> None:
-    with pytest.raises(ExportError, match="n_cpu_moe=12"):
-        llama_kwargs(SETTINGS.replace(n_cpu_moe=12))
-
-
 # --- profiles ------------------------------------------------------------------------------------------------------
 
 

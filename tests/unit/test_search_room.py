@@ -22,7 +22,8 @@ def rungs(space: Space) -> list[Settings]:
 
 
 def chances(space: Space, results: list[TrialResult]) -> list[float]:
-    return wall_of(space, results).chance_of(Columns.of(space.facts, rungs(space))).tolist()
+    found: list[float] = wall_of(space, results).chance_of(Columns.of(space.facts, rungs(space))).tolist()
+    return found
 
 
 def ended(space: Space, settings: Settings, outcome: Outcome = Outcome.OUT_OF_MEMORY_DEVICE) -> TrialResult:

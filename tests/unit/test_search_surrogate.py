@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,8 +104,14 @@ def test_threads_that_hinder_each_other_do_so_in_proportion_to_the_work_of_the_h
 def test_heat_is_not_taken_for_a_property_of_what_ran_after_it() -> None:
     """From the sixth trial on all takes 1.3 times as long."""
     space = lawful_space()
-    kinds = [{}, {"n_ubatch": 128}, {"n_threads": 2}, {"flash_attn_type": "disabled"}, {"n_gpu_layers": 2}]
-    later = [{"n_gpu_layers": 6}, {"n_gpu_layers": 7}, {"n_ubatch": 256}, {"n_threads_batch": 2}]
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"n_ubatch": 128},
+        {"n_threads": 2},
+        {"flash_attn_type": "disabled"},
+        {"n_gpu_layers": 2},
+    ]
+    later: list[dict[str, Any]] = [{"n_gpu_layers": 6}, {"n_gpu_layers": 7}, {"n_ubatch": 256}, {"n_threads_batch": 2}]
     settings = [start(space, **one) for one in (*kinds, *later)]
     cool = tried(space, settings)
     hot = [
