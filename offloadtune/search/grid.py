@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from offloadtune.footprint import Grid, is_mapped
 from offloadtune.footprint.anatomy import Bools, Ints
-from offloadtune.records import Settings
+from offloadtune.records import Goal, Settings
 from offloadtune.search.columns import Columns
 from offloadtune.search.space import Space, start_settings
 
@@ -133,8 +133,13 @@ class Axis:
 
 
 def useful_ubatches(space: Space, base: Settings) -> list[int]:
-    """Those of which the one before did not take the whole prompt, and the target's own."""
+    """Those of which the one before did not take the whole prompt, and the target's own.
+
+    Where only tokens count none is larger than that: it could but take room.
+    """
     most = min(2 * space.workload.n_prompt_new - 1, base.n_ctx)
+    if space.goal is Goal.DECODE:
+        most = base.n_ubatch
     return sorted({base.n_ubatch, *(n for n in _UBATCHES if n <= most)})
 
 
@@ -154,9 +159,14 @@ AXES = (
 THREADS = (Axis(name="n_threads", values=_thread_counts), Axis(name="n_threads_batch", values=_thread_counts))
 
 
+IDLE = {Goal.TTFT: ("n_threads",), Goal.DECODE: ("n_threads_batch", "op_offload")}
+"""What changes nothing that a goal counts: to read a prompt, or to write a token."""
+
+
 def _values(space: Space, base: Settings, axis: Axis) -> list[Any]:
-    """What may be tried of an axis: the one value held, or all of them."""
-    return [getattr(base, axis.name)] if axis.name in {**space.kept, **space.fixed} else list(axis.values(space, base))
+    """What may be tried of an axis: the one value held, or that does as well as any, or all of them."""
+    is_held = axis.name in {**space.kept, **space.fixed} or axis.name in IDLE.get(space.goal, ())
+    return [getattr(base, axis.name)] if is_held else list(axis.values(space, base))
 
 
 def _placements(space: Space, base: Settings) -> list[tuple[bool, int, int]]:

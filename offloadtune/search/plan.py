@@ -16,7 +16,7 @@ from offloadtune.records import Goal, Outcome, Trial, TrialResult
 from offloadtune.search.acquire import is_as_fixed, next_best
 from offloadtune.search.contexts import largest_context, next_context
 from offloadtune.search.cost import is_feasible, result_cost
-from offloadtune.search.grid import ruled_out
+from offloadtune.search.grid import IDLE, ruled_out
 from offloadtune.search.ladder import next_placement
 from offloadtune.search.space import Space, baseline_trials, can_fit, start_settings
 from offloadtune.units import format_bytes
@@ -87,6 +87,8 @@ def skipped(space: Space) -> tuple[str, ...]:
         )
     if space.workload.n_prompt_new <= 512:
         reasons.append(f"n_ubatch above 512: a prompt of {space.workload.n_prompt_new} new tokens is one batch already")
+    if idle := IDLE.get(space.goal):
+        reasons.append(f"other values of {' and '.join(idle)}: they change nothing that the goal {space.goal} counts")
     reasons += ruled_out(space)
     if not space.has_devices:
         reasons.append("n_gpu_layers, n_cpu_moe and op_offload: the engine lists no device")

@@ -51,7 +51,8 @@ def collapse(settings: Settings) -> tuple[float, float]:
 
 
 def better_without_flash(settings: Settings) -> tuple[float, float]:
-    times = 0.75 if settings.flash_attn_type == "disabled" and settings.offloads else 1.0
+    """By what is on the device."""
+    times = 0.7 ** (settings.n_gpu_layers / 25) if settings.flash_attn_type == "disabled" else 1.0
     return times, times
 
 

@@ -13,8 +13,8 @@ from lawful import FACTS, lawful_space, with_experts
 from synthetic import MIB, made_up_facts, made_up_space
 
 from offloadtune.footprint import estimate_footprint
-from offloadtune.records import Settings, Target
-from offloadtune.search.grid import AXES, N_CHOICES_MOST, THREADS, choices_of, ruled_out
+from offloadtune.records import Goal, Settings, Target
+from offloadtune.search.grid import AXES, IDLE, N_CHOICES_MOST, THREADS, choices_of, ruled_out
 from offloadtune.search.space import Space, start_settings
 
 GIB = 1 << 30
@@ -106,6 +106,16 @@ def test_all_axes_are_combined() -> None:
     assert {one.n_ubatch for one in half} == {64, 128, 256, 512, 1024, 2048}
     assert {one.n_threads for one in half} == {2, 4, 8}
     assert len(half) == n_ubatches * 2 * 2 * n_threads**2
+
+
+@pytest.mark.parametrize("goal", [Goal.TTFT, Goal.DECODE])
+def test_what_changes_nothing_that_the_goal_counts_stays(goal: Goal) -> None:
+    space = lawful_space(goal=goal, n_prompt_new=1500, n_ctx=4096)
+    found, base = all_of(space), start_settings(space)
+    for name in IDLE[goal]:
+        assert {getattr(one, name) for one in found} == {getattr(base, name)}
+    assert max(one.n_ubatch for one in found) == (base.n_ubatch if goal is Goal.DECODE else 2048)
+    assert min(one.n_ubatch for one in found) == 64  # it makes room
 
 
 @pytest.mark.parametrize(("n_prompt_new", "largest"), [(20, 512), (513, 1024), (600, 1024), (3000, 4096)])
