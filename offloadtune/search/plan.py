@@ -85,7 +85,11 @@ def skipped(space: Space) -> tuple[str, ...]:
             f"all {space.everything} layers on the device: by the header's arithmetic they need at least "
             f"{format_bytes(needed)}, {whose} {format_bytes(space.device_bytes)}"
         )
-    if space.workload.n_prompt_new <= 512:
+    if space.goal is Goal.DECODE:
+        reasons.append(
+            f"n_ubatch above {start_settings(space).n_ubatch}: where only tokens count it could but take room"
+        )
+    elif space.workload.n_prompt_new <= 512:
         reasons.append(f"n_ubatch above 512: a prompt of {space.workload.n_prompt_new} new tokens is one batch already")
     if idle := IDLE.get(space.goal):
         reasons.append(f"other values of {' and '.join(idle)}: they change nothing that the goal {space.goal} counts")

@@ -27,6 +27,7 @@ from offloadtune.search import (
     result_cost,
     skipped,
 )
+from offloadtune.search.grid import choices_of
 
 GIB = 1 << 30
 PLENTY = 8 * GIB
@@ -675,9 +676,18 @@ def test_cost_is_the_median_of_what_counts() -> None:
 
 @how(max_examples=25, deadline=None)
 @given(st.integers(1, 4096))
-def test_long_prompts_try_larger_ubatches_and_short_ones_say_why_not(n_prompt_new: int) -> None:
+def test_long_prompts_open_larger_ubatches_and_short_ones_say_why_not(n_prompt_new: int) -> None:
     space = made_up_space(made_up_facts(), device_bytes=PLENTY, n_prompt_new=n_prompt_new, n_ctx=8192)
     said = any("n_ubatch above 512" in reason for reason in skipped(space))
-    results = carry_out(space, SyntheticEngine(facts=space.facts, wall_bytes=PLENTY))
-    tried = max(r.trial.settings.n_ubatch for r in results)
-    assert said == (tried <= 512)
+    largest = int(choices_of(space).columns.grid.n_ubatch.max())
+    assert said == (largest <= 512)
+    assert largest <= 512 or n_prompt_new <= largest <= 2 * n_prompt_new or largest == 4096
+
+
+def test_a_larger_ubatch_is_tried_for_a_long_prompt_and_not_where_only_tokens_count() -> None:
+    for goal, is_tried in ((Goal.TTFT, True), (Goal.DECODE, False)):
+        facts = made_up_facts()
+        space = made_up_space(facts, device_bytes=PLENTY, n_prompt_new=4096, n_ctx=8192, goal=goal)
+        results = carry_out(space, SyntheticEngine(facts=facts, wall_bytes=PLENTY))
+        assert (max(r.trial.settings.n_ubatch for r in results) > 512) == is_tried
+        assert any("n_ubatch above 512" in reason for reason in skipped(space)) != is_tried
