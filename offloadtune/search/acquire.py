@@ -28,7 +28,10 @@ LEAST_GAIN_FRAC = 0.003
 """What no candidate can be expected to gain any more when the search ends."""
 
 LOADS_PER_PLACEMENT = 1.3
-"""Coming back to a placement costs a load for nothing new; after a failure whatever comes next does."""
+"""Coming back to a placement costs a load for nothing new; after a failure whatever comes next does.
+
+Once is allowed in any case: the baselines are tried between the first placement and all that is found to do in it.
+"""
 
 _READ_BYTES_PER_S = 1e9
 _OPEN_S = 0.5
@@ -40,7 +43,7 @@ _LESSON_WORTH = 0.5
 """It takes another trial to make something of what was learnt."""
 _N_POINTS = 7
 _TINY = 1e-9
-_UNTRIED_CHANCE = 0.03
+_UNTRIED_CHANCE = 0.05
 """That an axis does something large of which neither law nor trials tell: each is varied once where that is cheap."""
 _N_FAILED_MOST = 2
 """So often may a value end otherwise than well, without ever running, before it is left out."""
@@ -170,7 +173,7 @@ class Loads:
         numbers = [choices.placement_number(one) for one in seen]
         is_loaded = choices.placements == (-1 if loaded is None else choices.placement_number(loaded))
         is_new = ~np.isin(choices.placements, numbers)
-        may_return = loaded is None or len(seen) + n_returns + 1 <= LOADS_PER_PLACEMENT * len(seen)
+        may_return = loaded is None or n_returns + 1 <= max(1, (LOADS_PER_PLACEMENT - 1) * len(seen))
         return cls(is_loaded=is_loaded, are_allowed=is_loaded | is_new | may_return, first_of=frozenset(first_of))
 
 

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from offloadtune.footprint import estimate_footprint
-from offloadtune.records import Goal, Outcome, Trial, TrialResult
+from offloadtune.records import Goal, Outcome, Settings, Trial, TrialResult
 from offloadtune.search.acquire import is_as_fixed, next_best
 from offloadtune.search.contexts import largest_context, next_context
 from offloadtune.search.cost import is_feasible, result_cost
@@ -64,7 +64,8 @@ def finalists(space: Space, results: Sequence[TrialResult]) -> tuple[Trial, ...]
     """Who is compared side by side: the best few and the baselines that ran."""
     feasible = candidates(space, results)
     ranked = sorted(feasible, key=lambda result: result_cost(result, space.goal, space.workload))
-    chosen = [result.trial for result in ranked[:_N_BEST_FINALISTS]]
+    first_of_kind = {_counted(result.trial.settings, space.goal): result.trial for result in reversed(ranked)}
+    chosen = [result.trial for result in ranked if result.trial in first_of_kind.values()][:_N_BEST_FINALISTS]
     ran = {result.trial.settings for result in results if is_feasible(result, space.limit_bytes)}
     rivals = baseline_trials(space)
     if not space.has_devices:
@@ -72,6 +73,13 @@ def finalists(space: Space, results: Sequence[TrialResult]) -> tuple[Trial, ...]
     chosen += [trial for trial in rivals.values() if trial.settings in ran]
     unique = {trial.settings: trial for trial in chosen}
     return tuple(sorted(unique.values(), key=lambda trial: repr(trial.settings.placement)))  # neighbours share a load
+
+
+def _counted(settings: Settings, goal: Goal) -> Settings:
+    """What the goal counts of settings: those that differ in nothing else are one finalist."""
+    if goal is Goal.DECODE:
+        return settings.replace(n_batch=1, n_ubatch=1, n_threads_batch=1, op_offload=True)
+    return settings.replace(n_threads=1) if goal is Goal.TTFT else settings
 
 
 def skipped(space: Space) -> tuple[str, ...]:

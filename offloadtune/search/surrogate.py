@@ -41,6 +41,8 @@ _HEAT_WIDTH = 0.25
 _SURPRISE_WIDTH = 1.0
 _SURPRISE_EVIDENCE = 3.0
 """Trials must be e^3 times as likely with a surprise as without: there are many that could be."""
+_AMBIGUOUS = 1.0
+"""Of surprises whose evidence differs by less any may be the one."""
 _N_SURPRISES_MOST = 3
 _NUDGE = 1e-8
 _UNTRIED_WIDTH = 0.5
@@ -122,6 +124,10 @@ def _ubatch_on_device(view: View, _: Phase, *, n: int) -> Floats:
     return np.where(view.columns.grid.n_ubatch == n, view.device, 0.0)
 
 
+def _ubatch_on_host(view: View, _: Phase, *, n: int) -> Floats:
+    return np.where(view.columns.grid.n_ubatch == n, view.host, 0.0)
+
+
 def _filled_beyond(view: View, _: Phase, *, part: float) -> Floats:
     return _one_where(view.filled > part)
 
@@ -151,9 +157,20 @@ def _traits(n_ubatches: Sequence[int]) -> list[Trait]:
         *(
             Trait(
                 name=f"a ubatch of {n} on the device",
+                is_axis=True,
                 width=0.04,
                 in_decode=0.0,
                 values=functools.partial(_ubatch_on_device, n=n),
+            )
+            for n in n_ubatches
+        ),
+        *(
+            Trait(
+                name=f"a ubatch of {n} on the host",
+                is_axis=True,
+                width=0.03,
+                in_decode=0.0,
+                values=functools.partial(_ubatch_on_host, n=n),
             )
             for n in n_ubatches
         ),
@@ -330,16 +347,18 @@ def _passing(results: Sequence[TrialResult]) -> tuple[Floats, Floats, Floats]:
 
 
 def _with_surprises(rows: Floats, widths: Floats, surprised: Floats, residual: Floats, noise: Floats) -> Floats:
-    """`widths` of effects, those as `surprised` that the trials speak for most strongly, one after the other."""
+    """`widths` of effects, those as `surprised` that the trials speak for most strongly, one after the other.
+
+    Where trials speak for several alike, all of them: which it was is for the next trials to show.
+    """
     for _ in range(_N_SURPRISES_MOST):
         inverse = np.linalg.inv((rows * widths**2) @ rows.T + np.diag(noise))
         more = np.maximum(surprised**2 - widths**2, 0.0)
         scale = 1.0 + more * np.einsum("ij,ik,kj->j", rows, inverse, rows)
         evidence = 0.5 * more * (residual @ inverse @ rows) ** 2 / scale - 0.5 * np.log(scale)
-        i = int(evidence.argmax())
-        if evidence[i] < _SURPRISE_EVIDENCE:
+        if evidence.max() < _SURPRISE_EVIDENCE:
             break
-        widths = np.where(np.arange(len(widths)) == i, surprised, widths)
+        widths = np.where(evidence >= max(evidence.max() - _AMBIGUOUS, _SURPRISE_EVIDENCE), surprised, widths)
     return widths
 
 

@@ -90,7 +90,9 @@ def test_a_placement_that_was_left_is_come_back_to_only_for_the_sake_of_few_load
         return bool(Loads.of(choices, results).are_allowed[i])
 
     few = [ended(space, one[k]) for k in (1, 2)]
-    assert [allowed(few, k) for k in (1, 2, 3)] == [False, True, True]
+    assert [allowed(few, k) for k in (1, 2, 3)] == [True, True, True]
+    once = [*few, ended(space, one[1].replace(n_ubatch=64))]
+    assert [allowed(once, k) for k in (1, 2, 3)] == [True, False, True]
     more = [ended(space, one[k]) for k in (1, 2, 3, 4, 5)]
     assert [allowed(more, k) for k in (1, 5, 6)] == [True, True, True]
     again = [*more, ended(space, one[1].replace(n_ubatch=64))]
@@ -109,10 +111,8 @@ def test_after_a_failure_a_load_is_due_whatever_comes_next_so_every_placement_ma
     out_of_memory = ended(space, one[2], Outcome.OUT_OF_MEMORY_DEVICE)
     assert allowed([ended(space, one[1]), out_of_memory]) == [True, True, True]
     back = [ended(space, one[1]), out_of_memory, ended(space, one[1].replace(n_ubatch=64))]
-    assert allowed(back) == [True, False, True]
-    more = [*back, *(ended(space, one[k]) for k in (4, 5))]
-    assert allowed(more) == [True, True, True]  # coming back after the failure was no return of those allowed
-    assert allowed([*more, ended(space, one[1].replace(n_ubatch=128))]) == [True, False, True]
+    assert allowed(back) == [True, True, True]  # coming back after the failure was no return of those allowed
+    assert allowed([*back, ended(space, one[4]), ended(space, one[1].replace(n_ubatch=128))]) == [True, False, True]
 
 
 def test_after_a_failure_nothing_is_loaded() -> None:
@@ -141,7 +141,8 @@ def test_whatever_the_machine_the_best_is_found_in_few_loads_and_trials(
     tried = [one.trial.settings for one in results]
     assert len(tried) == len(set(tried)) <= 40
     n_ended = sum(one.outcome is Outcome.OUT_OF_MEMORY_DEVICE for one in results)
-    assert engine.n_loads <= LOADS_PER_PLACEMENT * len({one.placement for one in tried}) + n_ended
+    n_placements = len({one.placement for one in tried})
+    assert engine.n_loads <= max(LOADS_PER_PLACEMENT * n_placements, n_placements + 1) + n_ended
     best = min(candidates(space, results), key=lambda one: result_cost(one, goal, space.workload))
     near = 1.15 if times is slow_kernel else 1.05  # slow where the target starts: then it is the device that looks slow
     assert engine.cost(best.trial.settings) <= near * engine.least_cost()

@@ -52,15 +52,14 @@ def request(**fixed: Any) -> SweepRequest:
     return SweepRequest(path=Path(), workload=SHORT, budget_s=60.0, fixed=fixed)
 
 
-def shorter(n_layer: int) -> GgufFacts:
+def shorter(n_layer: int, whole: GgufFacts = WHOLE) -> GgufFacts:
     """A stand-in of the first so many layers, which are all alike."""
-    gone = WHOLE.n_layer - n_layer
     per_layer = ("n_head", "n_head_kv", "is_swa", "layer_bytes", "expert_bytes")
     tensors = tuple(
-        one for one in WHOLE.tensors if not one.name.startswith("blk.") or int(one.name.split(".")[1]) < n_layer
+        one for one in whole.tensors if not one.name.startswith("blk.") or int(one.name.split(".")[1]) < n_layer
     )
-    fields = {name: getattr(WHOLE, name)[: WHOLE.n_layer - gone] for name in per_layer}
-    return dataclasses.replace(WHOLE, n_layer=n_layer, tensors=tensors, **fields)
+    fields = {name: getattr(whole, name)[:n_layer] for name in per_layer}
+    return dataclasses.replace(whole, n_layer=n_layer, tensors=tensors, **fields)
 
 
 def by_depths(card_bytes: int | None, **fixed: Any) -> ByDepths:
@@ -181,8 +180,9 @@ def test_what_counts_layers_of_experts_is_refused() -> None:
 
 def test_experts_stay_with_their_layers_where_there_are_fewer_of_them() -> None:
     mixture = facts_of_shape("qwen3-30b-a3b", "Q4_K_M")
-    sides = {n: dataclasses.replace(mixture, n_layer=n) for n in (8, 16)}
-    depths = dataclasses.replace(by_depths(4 * GIB), whole=mixture, shallow=sides[8], deep=sides[16])
+    depths = dataclasses.replace(
+        by_depths(4 * GIB), whole=mixture, shallow=shorter(8, mixture), deep=shorter(16, mixture)
+    )
     assert depths.deep_request(30.0).fixed["n_cpu_moe"] == 0
     assert "n_cpu_moe" not in by_depths(4 * GIB).deep_request(30.0).fixed
 
