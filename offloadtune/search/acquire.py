@@ -202,7 +202,8 @@ def _why(space: Space, settings: Settings, best: Settings) -> str:
     elif (settings.n_gpu_layers, settings.devices) != (best.n_gpu_layers, best.devices):
         words.append(f"{settings.n_gpu_layers} of {space.everything} layers on the device")
     if settings.n_cpu_moe != best.n_cpu_moe:
-        words.append(f"the experts of {format_count(settings.n_cpu_moe, 'block')} in main memory")
+        away = f"the experts of {format_count(settings.n_cpu_moe, 'block')} in main memory"
+        words.append(away if settings.n_cpu_moe else "all experts with their layers")
     if settings.n_ubatch != best.n_ubatch:
         words.append(f"n_ubatch {settings.n_ubatch}")
     if settings.flash_attn_type != best.flash_attn_type:
