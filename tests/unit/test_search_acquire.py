@@ -144,7 +144,7 @@ def test_whatever_the_machine_the_best_is_found_in_few_loads_and_trials(
     n_placements = len({one.placement for one in tried})
     assert engine.n_loads <= max(LOADS_PER_PLACEMENT * n_placements, n_placements + 1) + n_ended
     best = min(candidates(space, results), key=lambda one: result_cost(one, goal, space.workload))
-    near = 1.15 if times is slow_kernel else 1.05  # slow where the target starts: then it is the device that looks slow
+    near = 1.3 if times is slow_kernel else 1.05  # slow where the target starts: then it is the device that looks slow
     assert engine.cost(best.trial.settings) <= near * engine.least_cost()
 
 
