@@ -222,7 +222,7 @@ def test_nothing_that_takes_as_much_as_what_ended_out_of_memory_is_tried(
         results.append(engine.run(trial))
         assert len(results) < 80
     n_ended = sum(one.outcome is Outcome.OUT_OF_MEMORY_DEVICE for one in results)
-    assert n_ended <= 8
+    assert n_ended <= 10
 
 
 def test_free_memory_that_lies_does_not_keep_the_most_that_runs_from_being_found() -> None:
