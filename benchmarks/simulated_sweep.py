@@ -6,10 +6,9 @@ The order of things is that of `pipeline.measuring`: screening, then rounds side
 from __future__ import annotations
 
 import dataclasses
-import random
 import statistics
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 from simulated_laws import LawsInMemory
 from simulated_rivals import Answer, Task
@@ -17,6 +16,7 @@ from simulated_rivals import Answer, Task
 from offloadtune import search
 from offloadtune.pipeline.foresight import Foresight
 from offloadtune.pipeline.journals import side_by_side
+from offloadtune.pipeline.measuring import shuffled
 from offloadtune.pipeline.speed_memory import SpeedMemory
 from offloadtune.recommend import N_ROUNDS_LEAST, are_used_up, is_decided, recommend
 from offloadtune.records import Outcome, Settings, Trial, TrialResult, Visit
@@ -64,7 +64,7 @@ class _Sweep:
         round_s = self._round_s(finalists)
         while len(finalists) > 1 and self._wants_rounds() and task.remaining_s > round_s:
             start_s = task.runner.clock_s
-            one = self._round(_shuffled(finalists, seed=len(self.rounds)))
+            one = self._round(shuffled(finalists, seed=len(self.rounds)))
             if one is None:
                 finalists = self._finalists()
                 continue
@@ -108,16 +108,3 @@ class _Sweep:
         loads_s = sum(loads.values()) / 1e9 if len(loads) > 1 else 0.0
         visits = [visit for result in results for visit in search.measured(result.visits)]
         return loads_s + _ROUND_MARGIN * sum(visit.ttft_s + sum(visit.step_ns) / 1e9 for visit in visits)
-
-
-def _shuffled(finalists: Sequence[Trial], seed: int) -> tuple[Trial, ...]:
-    """By chance; those of a placement stay together and share its load."""
-    chance = random.Random(seed)  # noqa: S311 - no secret
-    placements: dict[tuple[Any, ...], list[Trial]] = {}
-    for trial in finalists:
-        placements.setdefault(trial.settings.placement, []).append(trial)
-    groups = list(placements.values())
-    chance.shuffle(groups)
-    for group in groups:
-        chance.shuffle(group)
-    return tuple(trial for group in groups for trial in group)

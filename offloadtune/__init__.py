@@ -5,6 +5,7 @@ The map, in the order of a sweep (each arrow is one stage, each stage one module
     machine --probe--> Host          file --gguf--> GgufFacts        engine --hello--> Device, EngineBuild
         Workload + Goal + budget --search--> Trial --engine--> TrialResult --store--> journal
         TrialResult --stats, recommend--> Recommendation --export--> profile, snippet, command --report--> screen
+        a model's name --catalogue, gguf.standin--> a file with random weights, measured as any other and marked
     machine --probe, engine--> MachineProfile --doctor--> Finding          folders --shelves--> Listing
         GgufFacts + Settings + Rig --speed--> Prediction; each TrialResult is a Run that teaches the law
 

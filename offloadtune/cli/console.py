@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from offloadtune.sweeps import Event, Said
@@ -45,3 +46,16 @@ def tell(event: Event) -> None:
     """Print what is said to stderr."""
     if isinstance(event, Said):
         print(event.text, file=sys.stderr)  # noqa: T201 - this is stderr's place
+
+
+@contextlib.contextmanager
+def counting(before: str, doing: str, words: Callable[[int], str] = str) -> Iterator[Callable[[int, int], None]]:
+    """A line that moves on stderr, where that is a terminal: `before`, then what is done of all, told as `words`."""
+    from rich.console import Console  # noqa: PLC0415 - rich is slow to import
+
+    stderr = Console(stderr=True, **_PLAIN)
+    if not stderr.is_terminal:
+        yield lambda _n_done, _n_all: None
+        return
+    with stderr.status(before) as status:
+        yield lambda n_done, n_all: status.update(f"{doing}: {words(n_done)} of {words(n_all)}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -27,22 +25,9 @@ def list_files(
     from offloadtune import pipeline, report  # noqa: PLC0415 - kept out of --help
     from offloadtune.cli import console  # noqa: PLC0415
 
-    with _progress() as progress:
+    with console.counting("looking for GGUF files", "reading headers") as progress:
         listing = pipeline.list_files(folders or (), progress)
     if json:
         console.show_json(report.listing_json(listing))
     else:
         console.show(report.listing_view(listing))
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A line that moves while headers are read, where stderr is a terminal."""
-    from rich.console import Console  # noqa: PLC0415 - rich is slow to import
-
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        yield lambda _n_done, _n_all: None
-        return
-    with console.status("looking for GGUF files") as status:
-        yield lambda n_done, n_all: status.update(f"reading headers: {n_done} of {n_all}")

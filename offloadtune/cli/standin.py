@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +44,7 @@ def standin(  # noqa: PLR0913, PLR0917 - one parameter an option
     """
     from offloadtune import pipeline, report  # noqa: PLC0415 - kept out of --help
     from offloadtune.cli import console, files  # noqa: PLC0415
+    from offloadtune.units import format_bytes  # noqa: PLC0415
 
     # A folder of the model's name is a clone of its repository, and says nothing.
     is_file = os.path.isfile(shape) or shape.lower().endswith(".gguf")  # noqa: PTH113 - knows names of any length
@@ -58,24 +57,9 @@ def standin(  # noqa: PLR0913, PLR0917 - one parameter an option
         seed=seed,
         may_replace=yes,
     )
-    with _progress() as progress:
+    with console.counting("writing", "writing", format_bytes) as progress:
         facts = pipeline.write_standin(request, progress)
     if json:
         console.show_json(report.standin_json(facts))
     else:
         console.show(report.standin_view(facts))
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A line that moves while the file is written, where stderr is a terminal."""
-    from rich.console import Console  # noqa: PLC0415 - rich is slow to import
-
-    from offloadtune.units import format_bytes  # noqa: PLC0415
-
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        yield lambda _n_done, _n_all: None
-        return
-    with console.status("writing") as status:
-        yield lambda n_done, n_all: status.update(f"writing: {format_bytes(n_done)} of {format_bytes(n_all)}")

@@ -33,7 +33,6 @@ class Abreast(HeldWorker):
     ) -> None:
         super().__init__(endpoints, command)
         self._arguments = arguments
-        self.n_model_loads = 0
 
     def rounds(
         self, sides: Sequence[Side], plan: VisitPlan, *, timeout_s: float, seed: int = 0
@@ -77,7 +76,6 @@ class Abreast(HeldWorker):
 
     def _opened(self, path: Path, trial: Trial, deadline: float) -> int:
         settings = dataclasses.asdict(trial.settings)
-        self.n_model_loads += 1
         loaded = self._ask("load", deadline, path=str(path), settings=settings)["handle"]
         asked = {"loaded": loaded, "settings": settings, "arguments": self._arguments(trial)}
         context: int = self._ask("open", deadline, **asked)["handle"]

@@ -43,6 +43,13 @@ def begin_settings(request: SweepRequest, facts: GgufFacts) -> Settings:
     return settings if settings.n_gpu_layers >= 0 else settings.replace(n_gpu_layers=facts.n_layer + 1)
 
 
+def check_fixed(request: SweepRequest) -> None:
+    """Refuse what the user fixed for the whole and what means nothing with fewer layers. Raises UsageError."""
+    if "n_cpu_moe" in request.fixed:
+        message = "n_cpu_moe counts layers of the whole model, and stand-ins of fewer layers are measured."
+        raise UsageError(message, hint="leave out --set n_cpu_moe")
+
+
 _Side = tuple[GgufFacts, Trial]
 
 
@@ -56,11 +63,6 @@ class ByDepths:
     deep: GgufFacts
     around: Surroundings
     why_fewer: str
-
-    def __post_init__(self) -> None:
-        if "n_cpu_moe" in self.request.fixed:
-            message = "n_cpu_moe counts layers of the whole model, and a stand-in of fewer layers is measured."
-            raise UsageError(message, hint="leave out --set n_cpu_moe")
 
     def deep_request(self, budget_s: float) -> SweepRequest:
         """The sweep of the deeper stand-in, on a card so small that it holds the share of layers that it would hold.

@@ -140,7 +140,7 @@ class Measuring:
         round_s = self._round_s(finalists)
         while len(finalists) > 1 and self._wants_rounds() and self._remaining_s() > round_s:
             start_s = time.monotonic()
-            order = _shuffled(finalists, seed=len(self.rounds))
+            order = shuffled(finalists, seed=len(self.rounds))
             one = self._round(order)
             if one is None and self.is_gone:
                 return
@@ -309,7 +309,7 @@ class Measuring:
         return self.request.budget_s - self.elapsed_s()
 
 
-def _shuffled(finalists: Sequence[Trial], seed: int) -> tuple[Trial, ...]:
+def shuffled(finalists: Sequence[Trial], seed: int) -> tuple[Trial, ...]:
     """The finalists by chance, the same in every sweep; those of a placement stay together and share its load.
 
     An order that alternates makes neighbouring rounds share their noise, which the intervals then know nothing of.

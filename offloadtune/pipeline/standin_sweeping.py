@@ -13,7 +13,7 @@ from offloadtune.errors import BudgetError, ExportError, GgufError, NothingWorks
 from offloadtune.gguf import read_gguf
 from offloadtune.gguf.standin import layer_counts
 from offloadtune.pipeline.checking import check
-from offloadtune.pipeline.depths import ByDepths, begin_settings
+from offloadtune.pipeline.depths import ByDepths, begin_settings, check_fixed
 from offloadtune.pipeline.shapes import facts_of_shape
 from offloadtune.pipeline.standing_in import (
     StandinRequest,
@@ -57,6 +57,7 @@ def sweep_standin(shape: str, quant: str, request: SweepRequest, listen: Listene
             return _written(shape, quant, whole, n_layer, listen)
 
         if why_fewer:
+            check_fixed(request)
             listen(Said(text=f"No stand-in of all {whole.n_layer} layers: {why_fewer}."))
             shallow, deep = (write(n) for n in _depths(whole, settings, around, why_fewer))
             both = {"shallow": shallow, "deep": deep}

@@ -88,7 +88,6 @@ def test_what_the_target_cannot_be_told_is_refused_before_it_is_measured(setting
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["sweep"],
         ["inspect"],
         ["bogus"],
         ["--bogus"],

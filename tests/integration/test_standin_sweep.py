@@ -118,7 +118,7 @@ def test_a_card_that_holds_a_part_holds_the_same_part_of_fewer_layers(
 
 
 def test_a_mixture_of_experts_and_a_sliding_window_are_swept_from_end_to_end(home: Path, make_card: CardMaker) -> None:
-    """Half of each on the card; the settings found run in a worker of their own."""
+    """Half of each on the card, which also holds 514 MiB for the windows' vocabulary; what was found runs again."""
     mixture, windows = home / "mixture.gguf", home / "windows.gguf"
     write_small_moe(mixture)
     asked = pipeline.StandinRequest(source="gemma-3-270m", quant="Q4_K_M", output=windows, n_layer=12)
@@ -126,11 +126,12 @@ def test_a_mixture_of_experts_and_a_sliding_window_are_swept_from_end_to_end(hom
     for path in (mixture, windows):
         facts = read_gguf(path)
         assert facts.stands_for
-        card = make_card(2, facts.file_bytes // 2 + 64 * MIB)
-        request = SweepRequest(path=path, budget_s=40, workload=SHORT, endpoints=(card.endpoint,), fixed=SLOW_HOST)
+        card = make_card(2, 1100 * MIB)
+        fixed = {"n_gpu_layers": facts.n_layer // 2 + 1, **SLOW_HOST}
+        request = SweepRequest(path=path, budget_s=30, workload=SHORT, endpoints=(card.endpoint,), fixed=fixed)
         found = pipeline.sweep(request, lambda _: None)
-        offloaded = [result for result in found.results if result.trial.settings.offloads]
-        assert any(result.outcome is Outcome.OK for result in offloaded), [result.reason for result in offloaded]
+        assert found.recommendation.trial.settings.offloads
+        assert {result.outcome for result in found.results} <= {Outcome.OK, Outcome.UNSUPPORTED, Outcome.TIMED_OUT}
         with Runner(path, (card.endpoint,)) as runner:
             again = runner.run(found.recommendation.trial, PLAN, timeout_s=60)
         assert again.outcome is Outcome.OK, again.reason

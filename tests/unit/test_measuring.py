@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from synthetic import WORKLOAD, made_up_facts, made_up_space, ok_result, visit
 
-from offloadtune.pipeline.measuring import Measuring, _shuffled
+from offloadtune.pipeline.measuring import Measuring, shuffled
 from offloadtune.records import Settings, Trial, Visit
 from offloadtune.search import baseline_trials
 
@@ -97,8 +97,8 @@ def trials(n_placements: int, n_each: int) -> list[Trial]:
 @pytest.mark.parametrize(("n_placements", "n_each"), [(1, 2), (1, 5), (2, 1), (3, 2)])
 def test_the_order_of_a_round_is_by_chance_and_each_placement_is_loaded_once(n_placements: int, n_each: int) -> None:
     finalists = trials(n_placements, n_each)
-    orders = [_shuffled(finalists, seed) for seed in range(400)]
-    assert orders == [_shuffled(finalists, seed) for seed in range(400)]
+    orders = [shuffled(finalists, seed) for seed in range(400)]
+    assert orders == [shuffled(finalists, seed) for seed in range(400)]
     for order in orders:
         assert set(order) == set(finalists)
         assert len([key for key, _ in itertools.groupby(order, lambda t: t.settings.placement)]) == n_placements

@@ -19,7 +19,7 @@ from offloadtune.errors import NothingWorksError, UsageError
 from offloadtune.footprint import Room, backend_of
 from offloadtune.gguf.standin import kept_blocks, layer_counts
 from offloadtune.pipeline import standin_sweeping
-from offloadtune.pipeline.depths import ByDepths, begin_settings
+from offloadtune.pipeline.depths import ByDepths, begin_settings, check_fixed
 from offloadtune.pipeline.rooms import Place
 from offloadtune.pipeline.shapes import facts_of_shape
 from offloadtune.pipeline.surroundings import Surroundings, limited
@@ -175,7 +175,8 @@ def test_layers_that_predict_further_tokens_are_on_the_card_first() -> None:
 
 def test_what_counts_layers_of_experts_is_refused() -> None:
     with pytest.raises(UsageError, match="n_cpu_moe counts layers of the whole"):
-        by_depths(GIB, n_cpu_moe=4)
+        check_fixed(request(n_cpu_moe=4))
+    check_fixed(request(n_gpu_layers=4))
 
 
 def test_experts_stay_with_their_layers_where_there_are_fewer_of_them() -> None:
