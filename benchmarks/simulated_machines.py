@@ -166,8 +166,10 @@ def _blocks_of(shape_id: str) -> Blocks:
     heads = np.array(facts.n_head, dtype=np.float64)
     return Blocks(
         dense_bytes=stored.dense[:n].astype(np.float64),
+        ffn_bytes=stored.ffn[:n].astype(np.float64),
         expert_bytes=stored.experts[:n].astype(np.float64),
         dense_flop=2.0 * values.dense[:n].astype(np.float64),
+        ffn_flop=2.0 * values.ffn[:n].astype(np.float64),
         expert_flop=2.0 * used_frac * values.experts[:n].astype(np.float64),
         cache_values=(anatomy.n_values_k + anatomy.n_values_v).astype(np.float64),
         attention_flop=2.0 * heads * (anatomy.head_k + anatomy.head_v),

@@ -290,7 +290,7 @@ class GgufFacts:
 
 # --- what is tried -------------------------------------------------------------------------------------------------
 
-PLACEMENT_FIELDS = ("devices", "n_gpu_layers", "n_cpu_moe", "load_mode", "use_extra_bufts", "tensor_split")
+PLACEMENT_FIELDS = ("devices", "n_gpu_layers", "n_cpu_moe", "n_cpu_ffn", "load_mode", "use_extra_bufts", "tensor_split")
 """Fields of `Settings` that need a new load; all others need only a new context."""
 
 _N_SHARES_MAX = 15  # llama-server takes no more
@@ -303,13 +303,15 @@ class Settings:
 
     `devices`: None for all of the engine's, () for the CPU alone. `n_gpu_layers` counts the output layer too,
     as llama.cpp does: n_layer + 1 is everything. `n_cpu_moe` stands for the tensor_buft_overrides that keep the
-    routed experts of the first so many blocks in main memory. `tensor_split`: in which proportions the devices take
+    routed experts of the first so many blocks in main memory, `n_cpu_ffn` for those that keep their other feed-forward
+    weights there. `tensor_split`: in which proportions the devices take
     layers, in their order; None for the engine's own rule, by free memory.
     """
 
     devices: tuple[str, ...] | None = None
     n_gpu_layers: int = 0
     n_cpu_moe: int = 0
+    n_cpu_ffn: int = 0
     tensor_split: tuple[float, ...] | None = None
     load_mode: str = "mmap"
     use_extra_bufts: bool = True
@@ -354,7 +356,7 @@ class Settings:
     @property
     def settings_id(self) -> str:
         named = dataclasses.asdict(self)
-        for younger in ("n_cpu_moe", "tensor_split"):  # without them the names are those of older journals
+        for younger in ("n_cpu_moe", "n_cpu_ffn", "tensor_split"):  # without them the names are those of older journals
             if not named[younger]:
                 del named[younger]
         return _digest(named)[:12]

@@ -44,6 +44,18 @@ def with_experts(layer_bytes: Sequence[int]) -> GgufFacts:
     return dataclasses.replace(facts, n_expert=8, n_expert_used=2, expert_bytes=experts, tensors=(*blocks, *others))
 
 
+def with_ffn(layer_bytes: Sequence[int]) -> GgufFacts:
+    """Facts of a made-up dense model: three quarters of each block multiply in its feed-forward network."""
+    facts = made_up_facts(layer_bytes)
+    blocks = [
+        TensorFacts(name=f"blk.{i}.{name}.weight", type_name="I8", shape=(n // 64, 64), n_bytes=n, offset=0, i_shard=0)
+        for i, n_bytes in enumerate(layer_bytes)
+        for name, n in (("attn_q", n_bytes - n_bytes * 3 // 4), ("ffn_up", n_bytes * 3 // 4))
+    ]
+    others = [one for one in facts.tensors if not one.name.startswith("blk.")]
+    return dataclasses.replace(facts, tensors=(*blocks, *others))
+
+
 def lawful_space(facts: GgufFacts = FACTS, *, device_mib: int = 1200, goal: Goal = Goal.TURN, **given: object) -> Space:
     """A space over the made-up rig, with its laws."""
     space = made_up_space(facts, device_bytes=device_mib * MIB, goal=goal, **given)  # type: ignore[arg-type]

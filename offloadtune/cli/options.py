@@ -26,7 +26,7 @@ _ENUMS = {
     "load_mode": ("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"),
 }
 _LARGEST = (1 << 31) - 1  # of the engine's own fields
-_NOT_FIXABLE = {"devices", "n_cpu_moe", "n_ctx", "type_k", "type_v", "n_seq_max", "n_outputs_max", "kv_unified"}
+_NOT_FIXABLE = {"devices", "n_ctx", "type_k", "type_v", "n_seq_max", "n_outputs_max", "kv_unified"}
 
 
 def seconds(option: str, text: str) -> float:

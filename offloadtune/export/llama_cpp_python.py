@@ -52,9 +52,11 @@ class Override(ctypes.Structure):
 
 lib.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
 cpu = lib.ggml_backend_cpu_buffer_type()
-experts = [rb"blk\\.%d\\.ffn_(up|down|gate|gate_up)_(ch|)exps" % i for i in range({n})]
-overrides = (Override * (len(experts) + 1))(*[(pattern, cpu) for pattern in experts])
+patterns = {patterns}
+overrides = (Override * (len(patterns) + 1))(*[(pattern, cpu) for pattern in patterns])
 """
+_EXPERTS = r'[rb"blk\.%d\.ffn_(up|down|gate|gate_up)_(ch|)exps" % i for i in range({n})]'
+_FFN = r'[rb"blk\.%d\.ffn_(up|down|gate)\." % i for i in range({n})]'
 _PATCH = """\
 default_params = low.llama_model_default_params
 
@@ -120,8 +122,9 @@ def recipe(settings: Settings, endpoints: Sequence[str]) -> str:
     if settings.devices is not None:
         parts.append(_DEVICES.format(n=len(settings.devices) + 1, names=[n.encode() for n in settings.devices]))
         lines.append("    params.devices = ctypes.cast(devices, ctypes.c_void_p)")
-    if settings.n_cpu_moe:
-        parts.append(_OVERRIDES.format(n=settings.n_cpu_moe))
+    kept = [(_EXPERTS, settings.n_cpu_moe), (_FFN, settings.n_cpu_ffn)]
+    if patterns := " + ".join(pattern.format(n=n) for pattern, n in kept if n):
+        parts.append(_OVERRIDES.format(patterns=patterns))
         lines.append("    params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)")
     if parts:
         parts.insert(0, _POINTERS)

@@ -1,7 +1,8 @@
 """Settings for llama-cpp-python's own server: words after `python -m llama_cpp.server`, or a program that says more.
 
-The server has no words for devices, endpoints, use_extra_bufts, n_cpu_moe, op_offload and swa_full. The program
-reaches those through the defaults that `Llama` begins with, as the snippet for `Llama` does, and then calls the server.
+The server has no words for devices, endpoints, use_extra_bufts, n_cpu_moe, n_cpu_ffn, op_offload and swa_full. The
+program reaches those through the defaults that `Llama` begins with, as the snippet for `Llama` does, and then calls the
+server.
 """
 
 from __future__ import annotations

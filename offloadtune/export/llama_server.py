@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from offloadtune.records import Settings
 from offloadtune.units import format_split
@@ -29,7 +30,7 @@ def _groups(settings: Settings, path: Path, endpoints: Sequence[str]) -> list[li
         groups.append(["--rpc", ",".join(endpoints)])
     if settings.devices is not None:
         groups.append(["--device", ",".join(settings.devices) or "none"])
-    pairs = {
+    pairs: dict[str, Any] = {
         "--n-gpu-layers": settings.n_gpu_layers,
         "--ctx-size": settings.n_ctx,
         "--batch-size": settings.n_batch,
@@ -45,6 +46,9 @@ def _groups(settings: Settings, path: Path, endpoints: Sequence[str]) -> list[li
     }
     if settings.n_cpu_moe:
         pairs["--n-cpu-moe"] = settings.n_cpu_moe
+    if settings.n_cpu_ffn:  # in the words of builds that do not know --n-cpu-ffn
+        blocks = "|".join(map(str, range(settings.n_cpu_ffn)))
+        pairs["--override-tensor"] = rf"blk\.({blocks})\.ffn_(up|down|gate)\.=CPU"
     if settings.tensor_split is not None:
         pairs["--tensor-split"] = format_split(settings.tensor_split, ",")
     groups += [[flag, str(value)] for flag, value in pairs.items()]

@@ -28,6 +28,7 @@ Floats = NDArray[np.float64]
 
 _BLOCK_NAME = re.compile(r"blk\.([0-9]+)\.")
 _EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")  # LLM_FFN_EXPS_REGEX, what --n-cpu-moe matches
+_FEED_FORWARD = re.compile(r"\.ffn_(up|down|gate)\.")  # LLM_FFN_DENSE_REGEX, what --n-cpu-ffn matches
 _INPUTS = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
 _FIRST_BLOCK = ("token_embd_norm.", "per_layer_model_proj.", "per_layer_proj_norm.")
 _EVERY_BLOCK = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
@@ -80,15 +81,18 @@ _OTHER_CACHES = {
 class Places:
     """Bytes by place of a file's tensors for one kind of device, its alignment and padding included.
 
-    `dense` and `experts` have NA + 1 entries, the output being the last; `tied_copy` is what the output layer takes
-    beside that when it is not where the embedding is; `shared` is held once in each place with blocks. `largest` and
-    `largest_expert` are the largest tensor of each of the NA blocks, and the largest of experts in it.
+    `dense` and `experts` have NA + 1 entries, the output being the last; `ffn` is the part of `dense` that multiplies
+    in feed-forward networks; `tied_copy` is what the output layer takes beside that when it is not where the embedding
+    is; `shared` is held once in each place with blocks. `largest`, `largest_expert` and `largest_ffn` are the largest
+    tensor of each of the NA blocks, the largest of experts in it, and that of `ffn`.
     """
 
     dense: Ints
+    ffn: Ints
     experts: Ints
     largest: Ints
     largest_expert: Ints
+    largest_ffn: Ints
     inputs: int
     tied_copy: int
     shared: int
@@ -179,6 +183,11 @@ def parameters_of(anatomy: Anatomy) -> Places:
     return _parameters_of(ById(anatomy.facts))
 
 
+def has_dense_ffn(facts: GgufFacts) -> bool:
+    """Whether any block has feed-forward weights that are no routed experts, which n_cpu_ffn keeps in main memory."""
+    return bool(_parameters_of(ById(facts)).ffn.any())
+
+
 def stored_bytes(tensor: TensorFacts, backend: Backend) -> int:
     """Bytes a tensor takes in a device's buffer."""
     alignment, row_padding = backend.alignment, backend.row_padding
@@ -241,7 +250,8 @@ def _parameters_of(key: ById) -> Places:
 def _sums(facts: GgufFacts, amount_of: Callable[[TensorFacts], int]) -> Places:
     """What `amount_of` says of each tensor, summed by place."""
     n_trunk = facts.n_layer - facts.n_layer_nextn
-    dense, experts, largest, largest_expert = (np.zeros(facts.n_layer + 1, dtype=np.int64) for _ in range(4))
+    dense, ffn, experts, *of_largest = (np.zeros(facts.n_layer + 1, dtype=np.int64) for _ in range(6))
+    largest, largest_expert, largest_ffn = of_largest
     inputs = tied_copy = shared = 0
     for tensor in facts.tensors:
         amount = amount_of(tensor)
@@ -250,10 +260,12 @@ def _sums(facts: GgufFacts, amount_of: Callable[[TensorFacts], int]) -> Places:
             i = int(block[1])
             if i >= n_trunk:
                 continue
-            is_expert = bool(_EXPERTS.search(tensor.name))
+            is_expert, is_ffn = (bool(kind.search(tensor.name)) for kind in (_EXPERTS, _FEED_FORWARD))
             (experts if is_expert else dense)[i] += amount
+            ffn[i] += amount * is_ffn
             largest[i] = max(largest[i], amount)
             largest_expert[i] = max(largest_expert[i], amount * is_expert)
+            largest_ffn[i] = max(largest_ffn[i], amount * is_ffn)
         elif tensor.name.startswith(_INPUTS):
             inputs += amount
             if facts.is_tied and tensor.name == "token_embd.weight":
@@ -264,9 +276,11 @@ def _sums(facts: GgufFacts, amount_of: Callable[[TensorFacts], int]) -> Places:
             dense[0 if tensor.name.startswith(_FIRST_BLOCK) else facts.n_layer] += amount
     return Places(
         dense=dense,
+        ffn=ffn,
         experts=experts,
         largest=largest[:-1],
         largest_expert=largest_expert[:-1],
+        largest_ffn=largest_ffn[:-1],
         inputs=inputs,
         tied_copy=tied_copy,
         shared=shared,

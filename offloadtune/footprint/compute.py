@@ -66,10 +66,11 @@ def device_compute(
     rows = []
     for i, (begin, end, backend) in enumerate(zip(slices.begin, slices.end, backends, strict=True)):
         known = (terms[i] if terms else None) or Terms()
-        here = _Here.of(anatomy, grid, begin, end, keeps_input=pipelined & backend.keeps_handed)
+        here = _Here.of(anatomy, grid, begin, end, is_device=True, keeps_input=pipelined & backend.keeps_handed)
         layers = _layers(here, backend, is_device=True, frees=~pipelined)
         if i == 0 and backend.offloads_ops:  # the scheduler lends the first device that can
-            on_host = _Here.of(anatomy, grid, np.zeros_like(begin), np.maximum(slices.first, grid.n_cpu_moe))
+            last_away = np.maximum(slices.first, np.maximum(grid.n_cpu_moe, grid.n_cpu_ffn))
+            on_host = _Here.of(anatomy, grid, np.zeros_like(begin), last_away)
             weight = largest_host_weight(anatomy, grid, slices)
             for_host = _layers(on_host, backend, is_device=True) + weight
             is_output_lent = (slices.first > anatomy.n_layer) & (grid.n_outputs >= N_TOKENS_OFFLOADED)
@@ -102,6 +103,8 @@ def host_compute(anatomy: Anatomy, grid: Grid, slices: Slices, backends: Sequenc
     inputs = inputs + np.where(pipelined, (N_COPIES - 1) * (everything.inputs + kept), 0)
     work = np.maximum(_layers(here) - np.where(here.has_blocks, here.inputs, 0), 0)
     work = np.maximum(work, np.where(grid.n_cpu_moe > slices.first, _experts(everything), 0))
+    is_away = between(places_of(anatomy, HOST).ffn, slices.first, grid.n_cpu_ffn) > 0
+    work = np.maximum(work, np.where(is_away, _feed_forward(anatomy, grid), 0))
     work = np.where(_is_lent(anatomy, grid, slices, backends), _left_to_host(here), work)
     output = np.where(here.has_output, _output(here) + embedding + 4 * grid.n_outputs, 0)
     return np.asarray(np.maximum(inputs + np.maximum(work, embedding), output), dtype=np.int64)
@@ -116,6 +119,19 @@ def _experts(everything: _Here) -> Ints:
     embedding = 4 * grid.n_ubatch * anatomy.facts.n_embd
     wide = 4 * grid.n_ubatch * widths_of(anatomy).experts
     return np.asarray(wide + embedding - np.minimum(everything.inputs, embedding))
+
+
+def _feed_forward(anatomy: Anatomy, grid: Grid) -> Ints:
+    """Bytes beside the inputs of feed-forward networks that work on the host for blocks on a device.
+
+    Of its three parts each goes where the first block's mask has been, and what it is fed, as far as there is room.
+    """
+    part = 4 * grid.n_ubatch * max(int(anatomy.n_ff.max(initial=0)), 1)
+    embedding = 4 * grid.n_ubatch * anatomy.facts.n_embd
+    is_window = bool(anatomy.is_swa[:1].any())
+    room = _inputs_of_cache(anatomy, grid, cells_of(anatomy, grid, is_window=is_window), anatomy.is_swa == is_window)
+    room = room * bool(anatomy.n_values_k[:1].any())
+    return np.asarray(part * np.maximum(3 - room // part, 0) + np.where(room < embedding, embedding, 0))
 
 
 def _left_to_host(here: _Here) -> Ints:
@@ -133,7 +149,8 @@ def _is_pipelined(grid: Grid, slices: Slices, backends: Sequence[Backend]) -> Bo
     All of them must have events.
     """
     able = len(backends) > 1 and all(backend.has_events for backend in backends)
-    return np.asarray(able & (grid.n_gpu_layers > slices.n_layer) & grid.offload_kqv & (grid.n_cpu_moe == 0))
+    is_whole = (grid.n_gpu_layers > slices.n_layer) & (grid.n_cpu_moe == 0) & (grid.n_cpu_ffn == 0)
+    return np.asarray(able & is_whole & grid.offload_kqv)
 
 
 def _is_lent(anatomy: Anatomy, grid: Grid, slices: Slices, backends: Sequence[Backend]) -> Bools:
@@ -159,12 +176,12 @@ def output_buffer(anatomy: Anatomy, grid: Grid) -> Ints:
 def largest_host_weight(anatomy: Anatomy, grid: Grid, slices: Slices) -> Ints:
     """Bytes of the largest matrix of a block that stays on the host; 0 where none does."""
     places = places_of(anatomy, HOST)
-    of_any, of_experts = (
-        np.concatenate(([0], np.maximum.accumulate(largest))) for largest in (places.largest, places.largest_expert)
+    of_any, of_experts, of_ffn = (
+        np.concatenate(([0], np.maximum.accumulate(largest)))
+        for largest in (places.largest, places.largest_expert, places.largest_ffn)
     )
-    return np.asarray(
-        np.maximum(of_any[np.minimum(slices.first, anatomy.n_layer)], of_experts[grid.n_cpu_moe]), dtype=np.int64
-    )
+    kept_away = np.maximum(of_experts[grid.n_cpu_moe], of_ffn[grid.n_cpu_ffn])
+    return np.asarray(np.maximum(of_any[np.minimum(slices.first, anatomy.n_layer)], kept_away), dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +189,8 @@ class _Here:
     """Blocks [begin, end) in one place, for each setting: what of the graph runs there.
 
     `inputs` are bytes of masks, rotations and indices; `n_scored` the widest cache in cells. The last block's
-    feed-forward network works on the outputs only.
+    feed-forward network works on the outputs only. Where the first block `is_relieved` of its own, `n_returned` values
+    a token stand beside the networks that are here.
     """
 
     anatomy: Anatomy
@@ -187,10 +205,24 @@ class _Here:
     inputs: Ints
     n_scored: Ints
     has_one: Bools
+    n_returned: Ints
+    is_relieved: Bools
 
     @classmethod
-    def of(cls, anatomy: Anatomy, grid: Grid, begin: Ints, end: Ints, *, keeps_input: Bools | bool = False) -> _Here:
-        """With `keeps_input` what comes in stays beside the first of these blocks, as the embedding does."""
+    def of(  # noqa: PLR0913 - one argument a fact
+        cls,
+        anatomy: Anatomy,
+        grid: Grid,
+        begin: Ints,
+        end: Ints,
+        *,
+        is_device: bool = False,
+        keeps_input: Bools | bool = False,
+    ) -> _Here:
+        """With `keeps_input` what comes in stays beside the first of these blocks, as the embedding does.
+
+        Feed-forward networks that a device is relieved of make its blocks narrower.
+        """
         n_trunk, width = anatomy.n_trunk, widths_of(anatomy)
         attending = (np.arange(anatomy.n_layer) < n_trunk) & ((anatomy.state_bytes == 0) | (anatomy.n_values_k > 0))
         inputs, n_scored = np.zeros_like(begin), np.zeros_like(begin)
@@ -205,20 +237,26 @@ class _Here:
         n_full = n_trunk if width.does_all else n_trunk - 1
         has_blocks = np.minimum(end, n_trunk) > begin
         has_last = has_blocks & (end >= n_trunk)
+        is_narrower = is_device and width.first > 0 and not (width.does_all or width.experts)
+        wide_from = np.clip(grid.n_cpu_ffn, begin, end) if is_narrower else begin
+        is_relieved = has_blocks & (begin == 0) & (wide_from > begin)
+        n_returned = width.returned or np.where(wide_from == 1, 2 * width.first, 0)
         inputs = inputs + np.where(has_blocks, 4 * width.n_inputs * grid.n_ubatch, 0)
         return cls(
             anatomy=anatomy,
             grid=grid,
             has_blocks=has_blocks,
-            has_inner=np.minimum(end, n_full) > begin,
-            has_several=np.minimum(end, n_full if width.does_all else n_full - 1) > begin,
+            has_inner=np.minimum(end, n_full) > wide_from,
+            has_several=np.minimum(end, n_full if width.does_all else n_full - 1) > wide_from,
             has_last=has_last,
-            has_first=has_blocks & ((begin == 0) | keeps_input),
+            has_first=has_blocks & ((wide_from == 0) | keeps_input),
             has_output=(begin <= anatomy.n_layer) & (end > anatomy.n_layer),
             attends=n_scored > 0,
             inputs=inputs + np.where(has_last, -(-4 * grid.n_outputs // HOST.alignment) * HOST.alignment, 0),
             n_scored=n_scored,
             has_one=np.minimum(end, n_trunk) - begin == 1,
+            n_returned=np.where(is_relieved, n_returned, 0),
+            is_relieved=is_relieved,
         )
 
 
@@ -233,7 +271,7 @@ def _layers(here: _Here, backend: Backend = HOST, *, is_device: bool = False, fr
     n_tokens = np.where(here.has_inner, grid.n_ubatch, grid.n_outputs)
     is_quantised = np.minimum(grid.k32, grid.v32) < BYTES_OF_32["f16"]
     first = np.where(is_quantised, width.first_rotated, width.first)
-    beyond = np.where(here.has_first, first, width.inner * here.has_several)
+    beyond = np.where(here.has_first, first, width.inner * here.has_several) + here.n_returned
     wide = width.block + width.reordered * backend.offloads_ops - 2 * n_embd
     block = 4 * (n_tokens * wide + grid.n_ubatch * (2 * n_embd + beyond))
     is_plain = not (width.does_all or width.experts)
@@ -241,6 +279,7 @@ def _layers(here: _Here, backend: Backend = HOST, *, is_device: bool = False, fr
         last = 4 * (grid.n_outputs * (wide + n_embd) + grid.n_ubatch * 2 * n_embd) - _mask_in_use_again(here)
         block = np.maximum(block, np.where(here.has_last, last, 0))
     beyond = np.where(here.has_first, 0, width.attention_inner) + np.where(is_quantised, width.rotated, 0)
+    beyond = beyond + np.where(here.is_relieved & grid.flash, width.returned, 0)
     attention = 4 * grid.n_ubatch * (width.attention + beyond)
     if backend.copies_quantised_kv:
         attention = attention + np.where(grid.flash & here.attends, _f16_copies(anatomy, grid), 0)

@@ -60,6 +60,7 @@ class Grid:
 
     n_gpu_layers: Ints
     n_cpu_moe: Ints
+    n_cpu_ffn: Ints
     n_cells: Ints
     n_streams: Ints
     n_seq_max: Ints
@@ -118,6 +119,7 @@ class Grid:
         return cls(
             n_gpu_layers=np.where(k < 0, n_layer + 1, np.minimum(k, n_layer + 1)),
             n_cpu_moe=np.clip(asked["n_cpu_moe"].astype(np.int64), 0, n_layer),
+            n_cpu_ffn=np.clip(asked["n_cpu_ffn"].astype(np.int64), 0, n_layer),
             n_cells=_pad_256(_pad_256(n_ctx) // n_streams),
             n_streams=n_streams,
             n_seq_max=n_seq_max,
@@ -137,6 +139,7 @@ class Grid:
 
 _SAME_NAME = (
     "n_cpu_moe",
+    "n_cpu_ffn",
     "n_ctx",
     "n_batch",
     "n_ubatch",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from offloadtune.footprint.anatomy import anatomy_of
+from offloadtune.footprint.anatomy import anatomy_of, has_dense_ffn
 from offloadtune.footprint.grid import BYTES_OF_32
 from offloadtune.records import GgufFacts, Settings
 
@@ -58,6 +58,8 @@ def warnings(facts: GgufFacts, settings: Settings) -> list[str]:
         found.append(f"A context of {n_ctx_seq} is more than the {facts.n_ctx_train} tokens the model was trained for.")
     if settings.n_cpu_moe and not facts.n_expert:
         found.append("The model has no experts, so n_cpu_moe changes nothing.")
+    if settings.n_cpu_ffn and not has_dense_ffn(facts):
+        found.append("The model has no feed-forward weights besides experts, so n_cpu_ffn changes nothing.")
     if why := anatomy_of(facts).why_inexact:
         found.append(f"The cache is an estimate: {why}.")
     return found

@@ -71,7 +71,7 @@ def device_weights(anatomy: Anatomy, grid: Grid, slices: Slices, backends: Seque
     for begin, end, backend in zip(slices.begin, slices.end, backends, strict=True):
         places = places_of(anatomy, backend)
         kept_away = grid.n_cpu_moe  # experts of the blocks before this one are on the host
-        n_bytes = between(places.dense, begin, end)
+        n_bytes = between(places.dense, begin, end) - between(places.ffn, begin, np.minimum(end, grid.n_cpu_ffn))
         n_bytes = n_bytes + between(places.experts, np.maximum(begin, kept_away), np.maximum(end, kept_away))
         n_bytes = n_bytes + np.where((begin <= anatomy.n_layer) & (end > anatomy.n_layer), places.tied_copy, 0)
         rows.append(n_bytes + np.where(between(anatomy.uses_shared, begin, end) > 0, places.shared, 0))
@@ -85,6 +85,7 @@ def host_weights(anatomy: Anatomy, grid: Grid, slices: Slices) -> Ints:
     zero = np.zeros_like(first)
     n_bytes = places.inputs + between(places.dense, zero, first) + between(places.experts, zero, first)
     n_bytes = n_bytes + between(places.experts, first, np.maximum(first, np.minimum(kept_away, anatomy.n_layer)))
+    n_bytes = n_bytes + between(places.ffn, first, grid.n_cpu_ffn)
     if anatomy.has_two_embeddings:
         n_bytes = n_bytes + np.where(first > anatomy.n_layer, places.tied_copy, 0)
     return n_bytes + np.where(between(anatomy.uses_shared, zero, first) > 0, places.shared, 0)

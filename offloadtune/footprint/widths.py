@@ -42,6 +42,8 @@ class Widths:
     In attention: `attention`; `attention_inner` more where the first block is not; `rotated` more with a quantised
     cache. Beside the logits: `normed`.
 
+    Where feed-forward networks work elsewhere: `returned` more, as their results are normed here.
+
     With `does_all` the last block works on all tokens, otherwise on those that become outputs. `n_inputs` are what a
     token brings to every place that holds blocks: its position or four, and what it has for each block.
     """
@@ -56,6 +58,7 @@ class Widths:
     attention_inner: int
     rotated: int
     normed: int
+    returned: int
     does_all: bool
     n_inputs: int
 
@@ -91,6 +94,7 @@ def _widths_of(key: ById) -> Widths:
         attention_inner=2 * of_v if is_mixed else 0,
         rotated=2 * of_heads if is_hybrid else 0,
         normed=n_embd * (2 if arch in _FUSED else arch in _DO_ALL),
+        returned=first if any(tensor.name == "blk.0.post_ffw_norm.weight" for tensor in facts.tensors) else 0,
         does_all=arch in _DO_ALL,
         n_inputs=(4 if "rope.dimension_sections" in keys else 1)
         + (facts.n_layer * per_block if isinstance(per_block, int) else 0),

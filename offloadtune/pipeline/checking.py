@@ -8,7 +8,7 @@ from typing import Any
 from offloadtune import export
 from offloadtune.benches import BenchRequest
 from offloadtune.errors import GgufError, UsageError
-from offloadtune.footprint import Grid, is_mapped, pad_256, reckon
+from offloadtune.footprint import Grid, has_dense_ffn, is_mapped, pad_256, reckon
 from offloadtune.pipeline.spaces import wanted_n_ctx
 from offloadtune.records import GgufFacts, Machine, Settings, Target
 from offloadtune.speeds import CalibrationRequest
@@ -43,7 +43,7 @@ def check(request: SweepRequest, facts: GgufFacts) -> None:
         asked = max(needed, request.n_ctx or 0)
         message = f"{facts.path.name} was trained for {facts.n_ctx_train} tokens of context; this asks for {asked}."
         raise UsageError(message, hint=f"stay within it: a smaller --workload or --n-ctx {facts.n_ctx_train}")
-    _check_fixed(request.fixed, wanted_n_ctx(request, facts))
+    _check_fixed(request.fixed, facts, wanted_n_ctx(request, facts))
     if request.target is Target.LLAMA_CPP_PYTHON:
         export.render_snippet(Settings(**request.fixed), facts.path)
 
@@ -62,7 +62,7 @@ def check_calibration(request: CalibrationRequest, facts: GgufFacts, *, n_ctx: i
     if chosen := next((name for name in ("n_gpu_layers", "n_ubatch") if name in request.fixed), None):
         message = f"A calibration tries several values of {chosen} itself."
         raise UsageError(message, hint=f"leave out --set {chosen}")
-    _check_fixed(request.fixed, n_ctx)
+    _check_fixed(request.fixed, facts, n_ctx)
     export.render_snippet(Settings(**request.fixed), facts.path)
 
 
@@ -85,8 +85,9 @@ def check_memory(fixed: Mapping[str, Any], facts: GgufFacts, machine: Machine, *
         raise UsageError(message, hint="leave it out: mapped from the file, weights need not all be in memory")
 
 
-def _check_fixed(fixed: Mapping[str, Any], n_ctx: int) -> None:
+def _check_fixed(fixed: Mapping[str, Any], facts: GgufFacts, n_ctx: int) -> None:
     """Refuse what the engine would round to something else: that would be measured and not recommended."""
+    _check_kept_away(fixed, facts)
     for name in ("n_threads", "n_threads_batch", "n_batch", "n_ubatch"):
         if fixed.get(name) == 0:
             raise UsageError(f"--set {name}=0 needs a number above 0.", hint=f"write it like --set {name}=4")
@@ -97,6 +98,22 @@ def _check_fixed(fixed: Mapping[str, Any], n_ctx: int) -> None:
     if n_ubatch > n_batch:
         message = f"--set n_ubatch={n_ubatch} is more than n_batch={n_batch}, which it divides."
         raise UsageError(message, hint="set n_batch to at least as much")
+
+
+def _check_kept_away(fixed: Mapping[str, Any], facts: GgufFacts) -> None:
+    """Refuse to keep in main memory what the model does not have."""
+    kept = (
+        ("n_cpu_moe", facts.n_expert > 0, "experts"),
+        ("n_cpu_ffn", has_dense_ffn(facts), "feed-forward weights besides experts"),
+    )
+    for name, has_some, what in kept:
+        n_blocks = fixed.get(name, 0)
+        if n_blocks and not has_some:
+            message = f"--set {name}={n_blocks} means nothing here: {facts.path.name} has no {what}."
+            raise UsageError(message, hint=f"leave out --set {name}")
+        if n_blocks > facts.n_layer:
+            message = f"--set {name}={n_blocks} is more than the {facts.n_layer} blocks of {facts.path.name}."
+            raise UsageError(message, hint=f"name at most {facts.n_layer}")
 
 
 def _check_generates(facts: GgufFacts) -> None:

@@ -111,4 +111,4 @@ def companions_for(request: PlanRequest) -> Companions:
 
 def _of_draft(settings: Settings) -> Settings:
     """A draft model has the context of the model, and an f16 cache unless told otherwise."""
-    return settings.replace(n_gpu_layers=-1, n_cpu_moe=0, tensor_split=None, type_k="f16", type_v="f16")
+    return settings.replace(n_gpu_layers=-1, n_cpu_moe=0, n_cpu_ffn=0, tensor_split=None, type_k="f16", type_v="f16")

@@ -12,6 +12,7 @@ from pathlib import Path
 from offloadtune import search
 from offloadtune.engine import WORKER_COMMAND, Abreast, TrialFailedError, VisitPlan
 from offloadtune.errors import UsageError
+from offloadtune.footprint import has_dense_ffn
 from offloadtune.pipeline.rendering import reckoned_text
 from offloadtune.pipeline.spaces import wanted_n_ctx
 from offloadtune.pipeline.surroundings import Surroundings
@@ -45,9 +46,10 @@ def begin_settings(request: SweepRequest, facts: GgufFacts) -> Settings:
 
 def check_fixed(request: SweepRequest) -> None:
     """Refuse what the user fixed for the whole and what means nothing with fewer layers. Raises UsageError."""
-    if "n_cpu_moe" in request.fixed:
-        message = "n_cpu_moe counts layers of the whole model, and stand-ins of fewer layers are measured."
-        raise UsageError(message, hint="leave out --set n_cpu_moe")
+    for name in ("n_cpu_moe", "n_cpu_ffn"):
+        if name in request.fixed:
+            message = f"{name} counts layers of the whole model, and stand-ins of fewer layers are measured."
+            raise UsageError(message, hint=f"leave out --set {name}")
 
 
 _Side = tuple[GgufFacts, Trial]
@@ -67,11 +69,13 @@ class ByDepths:
     def deep_request(self, budget_s: float) -> SweepRequest:
         """The sweep of the deeper stand-in, on a card so small that it holds the share of layers that it would hold.
 
-        Experts stay with their layers: which share of them is away is no part of what two depths tell.
+        All weights stay with their layers: which share of them is away is no part of what two depths tell.
         """
         begin, fixed, limit = begin_settings(self.request, self.whole), dict(self.request.fixed), None
         if self.whole.n_expert:
             fixed["n_cpu_moe"] = 0
+        if has_dense_ffn(self.whole):
+            fixed["n_cpu_ffn"] = 0
         n_most = self._most(begin)
         n_top = self._n_top(n_most)
         if "n_gpu_layers" in fixed or not n_most:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from offloadtune import catalogue
 from offloadtune.errors import UsageError
-from offloadtune.footprint import contradiction, pad_256
+from offloadtune.footprint import contradiction, has_dense_ffn, pad_256
 from offloadtune.pipeline.questions import Question
 from offloadtune.plans import MemoryPlan, PlanRequest
 from offloadtune.records import GgufFacts, Settings
@@ -87,7 +87,8 @@ def uses_host(question: Question) -> bool:
     """Whether main memory holds what is read for every token."""
     facts, settings = question.facts, question.settings
     is_partial = not question.place.room.names or settings.n_gpu_layers <= facts.n_layer
-    return is_partial or bool(settings.n_cpu_moe and facts.n_expert) or not settings.offload_kqv
+    is_away = (settings.n_cpu_moe and facts.n_expert) or (settings.n_cpu_ffn and has_dense_ffn(facts))
+    return is_partial or bool(is_away) or not settings.offload_kqv
 
 
 def _about_plan(plan: MemoryPlan, question: Question, request: PlanRequest) -> Iterator[str]:

@@ -183,7 +183,8 @@ def runs_of(facts: GgufFacts, laws: Laws, result: TrialResult) -> tuple[Run, ...
 def where_words(settings: Settings) -> str:
     """What of the settings tells one run from another."""
     words = f"at n_gpu_layers {settings.n_gpu_layers}, n_ubatch {settings.n_ubatch}"
-    words += f", n_cpu_moe {settings.n_cpu_moe}" if settings.n_cpu_moe else ""
+    for name in ("n_cpu_moe", "n_cpu_ffn"):
+        words += f", {name} {getattr(settings, name)}" if getattr(settings, name) else ""
     words += f", split {format_split(settings.tensor_split)}" if settings.tensor_split else ""
     return words + ("" if settings.op_offload else ", op_offload off")
 

@@ -128,6 +128,8 @@ def _placement_reason(case: Case, chosen: TrialResult) -> str:
     took = f"{format_bytes(sum(peak for _, peak in chosen.device_peak_bytes))} of {format_bytes(space.device_bytes)}"
     if settings.n_cpu_moe:
         took = f"the experts of {format_count(settings.n_cpu_moe, 'block')} in main memory; {took}"
+    if settings.n_cpu_ffn:
+        took = f"the feed-forward weights of {format_count(settings.n_cpu_ffn, 'block')} in main memory; {took}"
     if settings.n_gpu_layers >= space.everything:
         return f"All {space.everything} layers are on the device, {took}."
     layers = f"{settings.n_gpu_layers} of {space.everything} layers are on the device, {took}"

@@ -179,8 +179,9 @@ def headline(answer: Recommendation) -> str:
     else:
         figure = f"{format_seconds(answer.figures.turn_s.p50)} a turn"
     settings = answer.trial.settings
-    experts = f", n_cpu_moe {settings.n_cpu_moe}" if settings.n_cpu_moe else ""
-    return f"{figure}, n_gpu_layers {settings.n_gpu_layers}{experts}"
+    away = {name: getattr(settings, name) for name in ("n_cpu_moe", "n_cpu_ffn")}
+    words = "".join(f", {name} {n}" for name, n in away.items() if n)
+    return f"{figure}, n_gpu_layers {settings.n_gpu_layers}{words}"
 
 
 def _outcome_words(report: SweepReport) -> str:
@@ -212,7 +213,7 @@ def settings_words(settings: Settings) -> str:
 
 
 def _device_setting(settings: Settings) -> str:
-    names = ("devices", "n_cpu_moe", "op_offload", "use_extra_bufts", "load_mode")
+    names = ("devices", "n_cpu_moe", "n_cpu_ffn", "op_offload", "use_extra_bufts", "load_mode")
     changed = [name for name in names if getattr(settings, name) != _DEFAULTS[name]]
     shares = f", tensor_split={format_split(settings.tensor_split)}" if settings.tensor_split else ""
     return "".join(f", {name}={getattr(settings, name)}" for name in changed) + shares

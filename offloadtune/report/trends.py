@@ -177,6 +177,8 @@ def _settings_words(settings: Settings) -> str:
     ]
     if settings.n_cpu_moe:
         words.append(f"n_cpu_moe {settings.n_cpu_moe}")
+    if settings.n_cpu_ffn:
+        words.append(f"n_cpu_ffn {settings.n_cpu_ffn}")
     if settings.tensor_split:
         words.append(f"split {format_split(settings.tensor_split)}")
     if (settings.type_k, settings.type_v) != ("f16", "f16"):

@@ -204,6 +204,9 @@ def _why(space: Space, settings: Settings, best: Settings) -> str:
     if settings.n_cpu_moe != best.n_cpu_moe:
         away = f"the experts of {format_count(settings.n_cpu_moe, 'block')} in main memory"
         words.append(away if settings.n_cpu_moe else "all experts with their layers")
+    if settings.n_cpu_ffn != best.n_cpu_ffn:
+        away = f"the feed-forward weights of {format_count(settings.n_cpu_ffn, 'block')} in main memory"
+        words.append(away if settings.n_cpu_ffn else "all feed-forward weights with their layers")
     if settings.n_ubatch != best.n_ubatch:
         words.append(f"n_ubatch {settings.n_ubatch}")
     if settings.flash_attn_type != best.flash_attn_type:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from offloadtune.footprint import Grid, anatomy_of, is_mapped, reckon
+from offloadtune.footprint import Grid, anatomy_of, has_dense_ffn, is_mapped, reckon
 from offloadtune.footprint.anatomy import Bools, Ints
 from offloadtune.records import GgufFacts, Settings
 
@@ -59,5 +59,7 @@ class Columns:
             compute_bytes=compute,
             least_bytes=weights + cache * is_exact,
             host_bytes=found.host_weights_bytes + found.host_kv_cache_bytes + found.host_compute_bytes,
-            works_on_host=(grid.n_gpu_layers <= facts.n_layer) | ((grid.n_cpu_moe > 0) & (facts.n_expert > 0)),
+            works_on_host=(grid.n_gpu_layers <= facts.n_layer)
+            | ((grid.n_cpu_moe > 0) & (facts.n_expert > 0))
+            | ((grid.n_cpu_ffn > 0) & has_dense_ffn(facts)),
         )

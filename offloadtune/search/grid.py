@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offloadtune.footprint import Grid, is_mapped
+from offloadtune.footprint import Grid, has_dense_ffn, is_mapped
 from offloadtune.footprint.anatomy import Bools, Ints
 from offloadtune.records import Goal, Settings
 from offloadtune.search.columns import Columns
@@ -46,6 +46,7 @@ class Choices:
             devices=self.base.devices if grid.has_devices[i] else (),
             n_gpu_layers=int(self._layers[i]),
             n_cpu_moe=int(grid.n_cpu_moe[i]),
+            n_cpu_ffn=int(grid.n_cpu_ffn[i]),
             n_ubatch=n_ubatch,
             n_batch=_batch_of(self.base, n_ubatch),
             flash_attn_type=_flash_name(self.base) if grid.flash[i] else "disabled",
@@ -99,6 +100,7 @@ class Choices:
             grid.has_devices,
             self._layers,
             grid.n_cpu_moe,
+            grid.n_cpu_ffn,
             grid.n_ubatch,
             grid.flash,
             grid.op_offload,
@@ -113,6 +115,7 @@ def _key(settings: Settings) -> tuple[Any, ...]:
         settings.devices != (),
         settings.n_gpu_layers,
         settings.n_cpu_moe,
+        settings.n_cpu_ffn,
         settings.n_ubatch,
         settings.flash_attn_type != "disabled",
         settings.op_offload,
@@ -169,24 +172,27 @@ def _values(space: Space, base: Settings, axis: Axis) -> list[Any]:
     return [getattr(base, axis.name)] if is_held else list(axis.values(space, base))
 
 
-def _placements(space: Space, base: Settings) -> list[tuple[bool, int, int]]:
-    """(has devices, n_gpu_layers, n_cpu_moe): whole layers; experts away with all the rest there; all experts away."""
+def _placements(space: Space, base: Settings) -> list[tuple[bool, int, int, int]]:
+    """(has devices, n_gpu_layers, n_cpu_moe, n_cpu_ffn).
+
+    Whole layers; experts away with all the rest there; all experts away; of dense models all there but feed-forward
+    weights, which leaves attention and cache on the device.
+    """
+    away = (base.n_cpu_moe, base.n_cpu_ffn)
     held = {**space.kept, **space.fixed}
     if not space.has_devices:
-        return [(base.devices != (), base.n_gpu_layers, base.n_cpu_moe)]
+        return [(base.devices != (), base.n_gpu_layers, *away)]
     layers = [base.n_gpu_layers] if "n_gpu_layers" in held else list(range(space.everything + 1))
-    found = [(True, k, base.n_cpu_moe) for k in layers]
-    if _has_expert_axis(space) and "n_cpu_moe" not in held:
-        n_blocks = space.facts.n_layer
-        found += [(True, layers[-1], m) for m in range(1, n_blocks)]
-        found += [(True, k, n_blocks) for k in layers]
+    found = [(True, k, *away) for k in layers]
+    n_blocks = space.facts.n_layer
+    if space.facts.n_expert and "n_cpu_moe" not in held:
+        found += [(True, layers[-1], m, base.n_cpu_ffn) for m in range(1, n_blocks)]
+        found += [(True, k, n_blocks, base.n_cpu_ffn) for k in layers]
+    if not space.facts.n_expert and has_dense_ffn(space.facts) and "n_cpu_ffn" not in held:
+        found += [(True, layers[-1], base.n_cpu_moe, m) for m in range(1, n_blocks + 1)]
     if not held.keys() & {"n_gpu_layers", "devices"}:
-        found.append((False, 0, 0))
+        found.append((False, 0, *away))
     return found
-
-
-def _has_expert_axis(space: Space) -> bool:
-    return space.facts.n_expert > 0 and space.has_devices
 
 
 # --- rules ---------------------------------------------------------------------------------------------------------
@@ -199,6 +205,7 @@ class _Mesh:
     has_devices: Bools
     n_gpu_layers: Ints
     n_cpu_moe: Ints
+    n_cpu_ffn: Ints
     n_ubatch: Ints
     flash: Bools
     op_offload: Bools
@@ -222,13 +229,21 @@ RULES = (
     ),
     Rule(
         why="experts of blocks that are not on the device are in main memory already",
-        allows=lambda space, _, mesh: (mesh.n_cpu_moe == 0) | (mesh.n_cpu_moe > space.everything - mesh.n_gpu_layers),
+        allows=lambda space, base, mesh: (
+            (mesh.n_cpu_moe == base.n_cpu_moe) | (mesh.n_cpu_moe > space.everything - mesh.n_gpu_layers)
+        ),
+    ),
+    Rule(
+        why="feed-forward weights of blocks that are not on the device are in main memory already",
+        allows=lambda space, base, mesh: (
+            (mesh.n_cpu_ffn == base.n_cpu_ffn) | (mesh.n_cpu_ffn > space.everything - mesh.n_gpu_layers)
+        ),
     ),
     Rule(
         why="nothing is lent to a device where nothing, or everything, lies on it",
         allows=lambda space, base, mesh: (
             (mesh.op_offload == base.op_offload)
-            | (mesh.has_devices & ((mesh.n_gpu_layers < space.everything) | (mesh.n_cpu_moe > 0)))
+            | (mesh.has_devices & ((mesh.n_gpu_layers < space.everything) | (mesh.n_cpu_moe + mesh.n_cpu_ffn > 0)))
         ),
     ),
     Rule(
@@ -253,6 +268,7 @@ def ruled_out(space: Space) -> list[str]:
 _WORDS: dict[str, Callable[[list[Any]], str]] = {
     "n_ubatch": lambda sizes: f"n_ubatch {', '.join(map(str, sizes))}",
     "n_cpu_moe": lambda counts: f"n_cpu_moe {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else ""),
+    "n_cpu_ffn": lambda counts: f"n_cpu_ffn {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else ""),
     "flash": lambda states: f"flash attention {' and '.join('on' if one else 'off' for one in states)}",
     "op_offload": lambda states: f"op offload {' and '.join('on' if one else 'off' for one in states)}",
 }
@@ -305,11 +321,12 @@ def _mesh(space: Space, base: Settings) -> _Mesh:
     sizes = [len(placements), *(len(one) for one in values)]
     i_place, *indices = np.indices(sizes).reshape(len(sizes), -1)
     n_ubatch, flash, op_offload = (np.array(one)[i] for one, i in zip(values, indices, strict=True))
-    has_devices, n_gpu_layers, n_cpu_moe = placements[i_place].T
+    has_devices, n_gpu_layers, n_cpu_moe, n_cpu_ffn = placements[i_place].T
     return _Mesh(
         has_devices=has_devices.astype(np.bool_),
         n_gpu_layers=n_gpu_layers.astype(np.int64),
         n_cpu_moe=n_cpu_moe.astype(np.int64),
+        n_cpu_ffn=n_cpu_ffn.astype(np.int64),
         n_ubatch=n_ubatch.astype(np.int64),
         flash=flash != "disabled",
         op_offload=op_offload.astype(np.bool_),
@@ -322,6 +339,7 @@ def _columns(space: Space, base: Settings, mesh: _Mesh, n_threads: Ints, n_threa
         space.facts.n_layer,
         n_gpu_layers=mesh.n_gpu_layers,
         n_cpu_moe=mesh.n_cpu_moe,
+        n_cpu_ffn=mesh.n_cpu_ffn,
         n_ctx=base.n_ctx,
         n_batch=np.maximum(mesh.n_ubatch, base.n_batch),
         n_ubatch=mesh.n_ubatch,
@@ -372,7 +390,10 @@ def _thinned(columns: Columns, kept: Bools, n_most: int) -> Bools:
 
 def _placement_numbers(grid: Grid) -> Ints:
     """A number for each entry, the same for those that share a load."""
-    return (grid.n_gpu_layers * (int(grid.n_cpu_moe.max(initial=0)) + 1) + grid.n_cpu_moe) * 2 + grid.has_devices
+    number = grid.n_gpu_layers
+    for away in (grid.n_cpu_moe, grid.n_cpu_ffn):
+        number = number * (int(away.max(initial=0)) + 1) + away
+    return number * 2 + grid.has_devices
 
 
 def _batch_of(base: Settings, n_ubatch: int) -> int:

@@ -103,9 +103,11 @@ def skipped(space: Space) -> tuple[str, ...]:
         reasons.append(f"other values of {' and '.join(idle)}: they change nothing that the goal {space.goal} counts")
     reasons += ruled_out(space)
     if not space.has_devices:
-        reasons.append("n_gpu_layers, n_cpu_moe and op_offload: the engine lists no device")
+        reasons.append("n_gpu_layers, n_cpu_moe, n_cpu_ffn and op_offload: the engine lists no device")
     elif not space.facts.n_expert:
         reasons.append("n_cpu_moe: the model has no experts")
+    else:
+        reasons.append("n_cpu_ffn: of a mixture the experts are what main memory can take most of")
     reasons.append(f"{', '.join(_NEVER_VARIED)}: they stay as the front end has them, or as you or the self-test say")
     if space.n_devices > 1:
         reasons.append("tensor_split: the engine divides layers by the free memory of its devices")

@@ -140,6 +140,7 @@ def _traits(n_ubatches: Sequence[int]) -> list[Trait]:
         Trait(name="the CPU alone", width=0.1, values=lambda view, _: _one_where(~view.columns.grid.has_devices)),
         Trait(name="all on the device", width=0.05, values=lambda view, _: _one_where(~view.columns.works_on_host)),
         Trait(name="experts away", width=0.05, values=lambda view, _: _one_where(view.columns.grid.n_cpu_moe > 0)),
+        Trait(name="FFN away", width=0.05, values=lambda view, _: _one_where(view.columns.grid.n_cpu_ffn > 0)),
         Trait(
             name="larger ubatches on the device",
             is_axis=True,

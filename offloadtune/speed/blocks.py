@@ -5,6 +5,7 @@ share of a place = sums before the end of its blocks - sums before their beginni
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -38,7 +39,8 @@ class Blocks:
 
     `whole` has bytes and operations a token of all but experts, recurrent state, kernels (a plain block's count as 1),
     and for each of `kinds` (False for whole contexts, True for windows) values of K, values of V and operations of
-    attention a token and cell. `experts` has bytes of all and operations of those used.
+    attention a token and cell. `experts` has bytes of all and operations of those used; `ffn` has, of what `whole`
+    holds in feed-forward networks, bytes, operations, and 1 for each block with one.
     """
 
     anatomy: Anatomy
@@ -47,6 +49,7 @@ class Blocks:
     kinds: tuple[bool, ...]
     whole: Floats
     experts: Floats
+    ffn: Floats
     has_experts: bool
     used_frac: float
     output_bytes: float
@@ -89,6 +92,17 @@ class Share:
             has_output=has_output,
         )
 
+    def with_ffn(self, blocks: Blocks, bounds: tuple[Ints, Ints], times: int) -> Share:
+        """With the feed-forward networks of blocks between `bounds` as well, or with `times` -1 without them."""
+        n_bytes, flop, _ = times * ffn_between(blocks, bounds)
+        return dataclasses.replace(self, dense_bytes=self.dense_bytes + n_bytes, flop=self.flop + flop)
+
+
+def ffn_between(blocks: Blocks, bounds: tuple[Ints, Ints]) -> Floats:
+    """Bytes, operations and number of the feed-forward networks of blocks between `bounds`, (3, n_settings)."""
+    begin, end = bounds
+    return np.asarray(blocks.ffn.take(np.maximum(begin, end), 1) - blocks.ffn.take(begin, 1))
+
 
 @lru_cache(maxsize=8)
 def blocks_of(key: ById) -> Blocks:
@@ -113,6 +127,7 @@ def blocks_of(key: ById) -> Blocks:
         kinds=kinds,
         whole=_cumulated(n_bytes.dense[:-1], 2 * values.dense[:-1], anatomy.state_bytes, n_steps, *of_kinds),
         experts=_cumulated(n_bytes.experts[:-1], 2 * used_frac * values.experts[:-1]),
+        ffn=_cumulated(n_bytes.ffn[:-1], 2 * values.ffn[:-1], n_bytes.ffn[:-1] > 0),
         has_experts=bool(n_bytes.experts.any()),
         used_frac=used_frac,
         output_bytes=float(n_bytes.dense[-1] + n_bytes.tied_copy),  # a tied output is the embedding

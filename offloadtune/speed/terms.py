@@ -28,7 +28,7 @@ from offloadtune.footprint.compute import N_TOKENS_OFFLOADED
 from offloadtune.footprint.grid import Grid
 from offloadtune.footprint.weights import cells_of, slices_of
 from offloadtune.records import GgufFacts
-from offloadtune.speed.blocks import Floats, Share, blocks_of
+from offloadtune.speed.blocks import Floats, Share, blocks_of, ffn_between
 from offloadtune.speeds import Phase, Rig
 
 N_AT_ONCE = 5_000
@@ -178,23 +178,30 @@ class Placed:
         first_of_all = slices.first if n_devices else np.full_like(slices.first, blocks.n_layer + 1)
         first = np.minimum(first_of_all, blocks.n_trunk)
         experts_from = np.minimum(grid.n_cpu_moe, blocks.n_trunk)  # experts of blocks before this one are on the host
+        ffn_from = np.minimum(grid.n_cpu_ffn, blocks.n_trunk)  # and so are other feed-forward weights before this one
+        ffn_away = (first, np.maximum(first, ffn_from))
         self.devices: list[Share] = []
         n_used = np.zeros_like(first)
         for begin, end in zip(slices.begin[:n_devices], slices.end[:n_devices], strict=True):
             low, high = np.minimum(begin, blocks.n_trunk), np.minimum(end, blocks.n_trunk)
             kept = np.maximum(low, experts_from), np.maximum(high, experts_from)
             has_output = np.asarray((begin <= blocks.n_layer) & (end > blocks.n_layer))
-            self.devices.append(Share.of(blocks, (low, high), kept, has_output))
+            share = Share.of(blocks, (low, high), kept, has_output)
+            spared = (low, np.minimum(high, ffn_from))
+            self.devices.append(share.with_ffn(blocks, spared, times=-1) if ffn_from.any() else share)
             n_used += end > begin
         zero, has_output = np.zeros_like(first), np.asarray(first_of_all <= blocks.n_layer)
         self.host = Share.of(blocks, (zero, first), (zero, np.maximum(first, experts_from)), ~has_output)
+        if ffn_from.any():
+            self.host = self.host.with_ffn(blocks, ffn_away, times=1)
         self.attends_on_device = grid.offload_kqv | grid.flash
         self.is_away = ~grid.offload_kqv & grid.flash  # the cache, from devices that attend to it
         self.is_lent = grid.op_offload & grid.has_devices & (rig.lender is not None)
         self.mixed = ((first > 0) & has_output).astype(np.float64)
         experts_away = np.maximum(experts_from - first, 0) * bool(blocks.has_experts)
         caches_away = np.where(grid.offload_kqv, 0, blocks.n_trunk - first)
-        self.handovers = 2.0 * (experts_away + caches_away) + np.maximum(n_used - 1, 0)
+        n_away = experts_away + caches_away + ffn_between(blocks, ffn_away)[2]
+        self.handovers = 2.0 * n_away + np.maximum(n_used - 1, 0)
 
     def amounts(self, phase: Phase, work: Work) -> Floats:
         """Amounts of a phase, shape (n_terms, n_queries)."""

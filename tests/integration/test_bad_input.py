@@ -38,6 +38,8 @@ from offloadtune import pipeline
         (["--set", "n_threads=0"], ["--set n_threads=0 needs a number above 0"]),
         (["--set", "n_ubatch=4096"], ["A batch of 4096 is more than the context of 2560"]),
         (["--set", "n_ubatch=512", "--set", "n_batch=256"], ["n_ubatch=512 is more than n_batch=256"]),
+        (["--set", "n_cpu_moe=4"], ["--set n_cpu_moe=4 means nothing here", "has no experts"]),
+        (["--set", "n_cpu_ffn=31"], ["--set n_cpu_ffn=31 is more than the 30 blocks of"]),
         (["--set", "n_threads=²"], ["needs a whole number"]),
         (["--target", "ollama"], ["--target 'ollama' is not known"]),
     ],

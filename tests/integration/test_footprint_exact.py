@@ -47,6 +47,32 @@ def test_weights_and_cache_are_the_engines_to_the_byte(
 
 
 @pytest.mark.parametrize("name", ["smollm2_path", "gemma3_path"])
+def test_feed_forward_weights_in_main_memory_leave_the_device_as_the_engine_says(
+    make_card: CardMaker, request: pytest.FixtureRequest, name: str
+) -> None:
+    """Weights and cache to the byte; compute buffers of the device and of the host nearly always, and never short."""
+    path: Path = request.getfixturevalue(name)
+    facts = read_gguf(path)
+    n, exact = facts.n_layer, []
+    with Runner(path, [make_card(1, CARD_BYTES).endpoint]) as runner:
+        for n_gpu_layers, n_cpu_ffn in itertools.product((n // 2, n + 1), (0, 1, n // 3, n // 2 + 2, n)):
+            base = Settings(n_gpu_layers=n_gpu_layers, n_cpu_ffn=n_cpu_ffn, load_mode="none", use_extra_bufts=False)
+            asked = [
+                base.replace(n_ctx=n_ctx, n_ubatch=n_ubatch, n_outputs_max=1, flash_attn_type=flash)
+                for n_ctx, n_ubatch, flash in itertools.product((2048, 8192), (64, 512), ("enabled", "disabled"))
+            ]
+            for forecast, found in zip(runner.forecast(asked, timeout_s=300), each(facts, asked), strict=True):
+                assert by_engine(forecast) == by_arithmetic(found), forecast.settings
+                ours = (int(found.compute_bytes[0, 0]), int(found.host_compute_bytes[0]))
+                on_host = sum(row.compute_bytes for row in forecast.memory if row.is_host)
+                shares = [one / told for one, told in zip(ours, (on_device(forecast), on_host), strict=True)]
+                assert min(shares) > 0.999, forecast.settings
+                exact += [abs(share - 1) < 1e-3 for share in shares]
+    print(f"{path.name}: {sum(exact)} of {len(exact)} compute buffers within 0.1 %")
+    assert sum(exact) >= 0.95 * len(exact)
+
+
+@pytest.mark.parametrize("name", ["smollm2_path", "gemma3_path"])
 def test_two_probes_make_the_compute_buffers_of_a_placement_known(
     make_card: CardMaker, request: pytest.FixtureRequest, name: str
 ) -> None:

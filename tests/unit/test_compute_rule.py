@@ -140,6 +140,7 @@ def mask_mib(n_cells: int) -> float:
         ({"n_gpu_layers": 32}, (CUDA, CUDA), False),
         ({"offload_kqv": False}, (CUDA, CUDA), False),
         ({"n_cpu_moe": 1}, (CUDA, CUDA), False),
+        ({"n_cpu_ffn": 1}, (CUDA, CUDA), False),
     ],
 )
 def test_devices_that_hold_everything_take_turns_and_keep_copies(
@@ -192,6 +193,18 @@ def test_experts_on_the_host_work_there_when_no_device_helps() -> None:
     assert all_away - none_away > 60 * MIB
 
 
+def test_feed_forward_networks_on_the_host_work_there_and_make_room_on_the_device() -> None:
+    facts = FACTS["llama-3-8b"]
+    none_away, some_away, all_away = (reckoned(facts, n_gpu_layers=33, n_cpu_ffn=m) for m in (0, 10, 32))
+    wide = 3 * 4 * 512 * 14336
+    assert int(all_away.host_compute_bytes[0]) - int(none_away.host_compute_bytes[0]) > wide * 0.9
+    assert all_away.host_compute_bytes == some_away.host_compute_bytes
+    assert some_away.compute_bytes[0, 0] - all_away.compute_bytes[0, 0] > wide / 2
+    lent = [reckoned(facts, (CUDA,), n_gpu_layers=33, n_cpu_ffn=m) for m in (0, 1)]
+    assert int(lent[1].compute_bytes[0, 0] - lent[0].compute_bytes[0, 0]) > 40 * MIB  # ffn_down of Q6_K takes 46
+    assert lent[1].host_compute_bytes[0] == lent[0].host_compute_bytes[0]
+
+
 # --- widths ---------------------------------------------------------------------------------------------------------
 
 
@@ -216,6 +229,7 @@ FIELDS = st.fixed_dictionaries(
     {
         "n_gpu_layers": st.integers(0, 70),
         "n_cpu_moe": st.integers(0, 70),
+        "n_cpu_ffn": st.integers(0, 70),
         "n_ctx": st.integers(1, 70_000),
         "n_seq_max": st.integers(1, 5),
         "n_outputs_max": st.sampled_from([0, 1, 5]),

@@ -38,6 +38,7 @@ from sample_records import (
 from offloadtune.errors import ExportError, UsageError
 from offloadtune.export import Profile, read_profile, render_command, render_profile, render_snippet, write_text
 from offloadtune.export.llama_cpp_python import llama_kwargs
+from offloadtune.export.llama_server import llama_server_words
 from offloadtune.records import Machine, Settings, Target, Trial
 
 PLAIN_PATH = Path("/models/SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -70,6 +71,7 @@ def refuse(code: int) -> Callable[..., Any]:
         ("no_extra_bufts", SETTINGS.replace(use_extra_bufts=False), PLAIN_PATH, ()),
         ("endpoints", RECIPE, PLAIN_PATH, ENDPOINTS),
         ("experts_in_main_memory", SETTINGS.replace(n_cpu_moe=3), PLAIN_PATH, ()),
+        ("feed_forward_in_main_memory", SETTINGS.replace(n_cpu_ffn=3), PLAIN_PATH, ()),
         ("cpu_only_with_endpoints", CPU_ONLY, PLAIN_PATH, ENDPOINTS[:1]),
         *((f"path_{name}", SETTINGS, path, ()) for name, path in HOSTILE_PATHS.items()),
     ],
@@ -144,6 +146,23 @@ def test_the_recipe_keeps_the_experts_of_the_first_blocks_in_main_memory(monkeyp
         ("blk.3.attn_q.weight", False),
     ):
         assert any(re.search(pattern, name) for pattern in patterns) == kept
+
+
+def test_the_recipe_keeps_feed_forward_weights_beside_experts_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Override(ctypes.Structure):
+        _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+    _, params = execute(render_snippet(SETTINGS.replace(n_cpu_moe=2, n_cpu_ffn=3), PLAIN_PATH), monkeypatch)
+    *entries, end = ctypes.cast(params.tensor_buft_overrides, ctypes.POINTER(Override))[:6]
+    patterns = [entry.pattern.decode() for entry in entries]
+    assert end.pattern is None
+    assert patterns == native_patterns(n_cpu_moe=2, n_cpu_ffn=3)
+
+
+def native_patterns(*, n_cpu_moe: int, n_cpu_ffn: int) -> list[str]:
+    """What the measured engine is told (engine/worker/native.py), which loads a library and is not imported here."""
+    experts = [rf"blk\.{i}\.ffn_(up|down|gate|gate_up)_(ch|)exps" for i in range(n_cpu_moe)]
+    return experts + [rf"blk\.{i}\.ffn_(up|down|gate)\." for i in range(n_cpu_ffn)]
 
 
 def test_every_setting_that_llama_takes_is_written() -> None:
@@ -360,6 +379,23 @@ def test_a_real_shell_reads_the_command_alike(name: str, tmp_path: Path) -> None
 def test_experts_that_stay_in_main_memory_are_said() -> None:
     assert "--n-cpu-moe 12" in render_command(SERVER_SETTINGS.replace(n_cpu_moe=12), Path("moe.gguf"))
     assert "--n-cpu-moe" not in render_command(SERVER_SETTINGS, Path("moe.gguf"))
+
+
+def test_feed_forward_weights_that_stay_in_main_memory_are_said_in_one_pattern() -> None:
+    words = llama_server_words(SERVER_SETTINGS.replace(n_cpu_ffn=12), Path("m.gguf"))
+    pattern, _, buffer_type = words[words.index("--override-tensor") + 1].rpartition("=")
+    assert buffer_type == "CPU"
+    assert "," not in pattern  # which would part two overrides
+    for name, kept in (
+        ("blk.0.ffn_up.weight", True),
+        ("blk.11.ffn_down.bias", True),
+        ("blk.12.ffn_gate.weight", False),
+        ("blk.110.ffn_gate.weight", False),
+        ("blk.3.ffn_norm.weight", False),
+        ("blk.3.ffn_up_exps.weight", False),
+    ):
+        assert bool(re.search(pattern, name)) == kept
+    assert "--override-tensor" not in llama_server_words(SERVER_SETTINGS, Path("m.gguf"))
 
 
 def test_shares_of_devices_are_said() -> None:

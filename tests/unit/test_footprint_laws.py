@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import time
 from typing import Any
 
@@ -37,6 +38,7 @@ FIELDS = st.fixed_dictionaries(
         "n_seq_max": st.integers(1, 8),
         "n_outputs_max": st.sampled_from([0, 8, 512]),
         "n_cpu_moe": st.integers(0, 130),
+        "n_cpu_ffn": st.sampled_from([0, 1, 20, 130]),
         "k32": st.sampled_from(sorted(BYTES_OF_32.values())),
         "v32": st.sampled_from(sorted(BYTES_OF_32.values())),
         "flash": st.booleans(),
@@ -98,6 +100,20 @@ def test_experts_kept_in_main_memory_leave_the_device(facts: GgufFacts, fields: 
     assert (np.diff(weights) <= 0).all()
     assert (weights + found.host_weights_bytes == weights[0] + found.host_weights_bytes[0]).all()
     assert weights[0] - weights[-1] == sum(facts.expert_bytes[: facts.n_layer - facts.n_layer_nextn])
+
+
+@given(FACTS, FIELDS)
+def test_feed_forward_weights_kept_in_main_memory_leave_the_device(facts: GgufFacts, fields: dict[str, Any]) -> None:
+    kept = np.arange(facts.n_layer + 1)
+    everything = {**fields, "n_gpu_layers": facts.n_layer + 1, "n_cpu_ffn": kept}
+    found = reckon(facts, Grid.over(facts.n_layer, **everything), (HOST,))
+    weights = found.weights_bytes[0]
+    assert (np.diff(weights) <= 0).all()
+    assert (weights + found.host_weights_bytes == weights[0] + found.host_weights_bytes[0]).all()
+    n_trunk = facts.n_layer - facts.n_layer_nextn
+    named = re.compile(r"blk\.(\d+)\.ffn_(up|down|gate)\.")
+    blocks = [(t, named.match(t.name)) for t in facts.tensors]
+    assert weights[0] - weights[-1] == sum(-(-t.n_bytes // 32) * 32 for t, at in blocks if at and int(at[1]) < n_trunk)
 
 
 @given(FACTS, FIELDS, st.integers(200, 60_000))

@@ -315,7 +315,7 @@ def test_without_devices_nothing_is_offloaded() -> None:
 @pytest.mark.parametrize(
     ("device_bytes", "n_devices", "fixed", "said"),
     [
-        (0, 1, {}, "n_gpu_layers, n_cpu_moe and op_offload: the engine lists no device"),
+        (0, 1, {}, "n_gpu_layers, n_cpu_moe, n_cpu_ffn and op_offload: the engine lists no device"),
         (PLENTY, 1, {}, "n_cpu_moe: the model has no experts"),
         (PLENTY, 2, {}, "tensor_split: the engine divides layers by the free memory of its devices"),
         (PLENTY, 1, {"n_batch": 300}, "n_ubatch 512: no ubatch is larger than its batch"),

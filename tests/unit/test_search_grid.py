@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
-from lawful import FACTS, lawful_space, with_experts
+from lawful import FACTS, lawful_space, with_experts, with_ffn
 from synthetic import MIB, made_up_facts, made_up_space
 
-from offloadtune.footprint import estimate_footprint
+from offloadtune.footprint import estimate_footprint, has_dense_ffn
 from offloadtune.records import Goal, Settings, Target
 from offloadtune.search.grid import AXES, IDLE, N_CHOICES_MOST, THREADS, choices_of, ruled_out
 from offloadtune.search.space import Space, start_settings
@@ -26,8 +26,8 @@ def all_of(space: Space) -> list[Settings]:
 
 
 SPACES = st.builds(
-    lambda n_layer, device_mib, target, n_prompt_new, fixed, is_moe: made_up_space(
-        with_experts((10 * MIB,) * n_layer) if is_moe else made_up_facts((10 * MIB,) * n_layer),
+    lambda n_layer, device_mib, target, n_prompt_new, fixed, make_facts: made_up_space(
+        make_facts((10 * MIB,) * n_layer),
         device_bytes=device_mib * MIB,
         target=target,
         n_ctx=2048,
@@ -44,10 +44,12 @@ SPACES = st.builds(
             "n_ubatch": st.sampled_from([1, 64]),
             "n_gpu_layers": st.sampled_from([0, 1, 64]),
             "n_threads": st.just(3),
+            "n_cpu_moe": st.just(2),
+            "n_cpu_ffn": st.just(2),
             "op_offload": st.booleans(),
         },
     ),
-    st.booleans(),
+    st.sampled_from([with_experts, with_ffn, made_up_facts]),
 )
 
 
@@ -65,12 +67,14 @@ def test_every_candidate_may_be_tried(space: Space) -> None:
             assert estimate_footprint(space.facts, settings).least_bytes <= space.device_bytes
         else:
             assert settings.placement == base.placement
-        is_all_there = settings.n_gpu_layers == space.everything and not settings.n_cpu_moe and settings.devices is None
+        away = settings.n_cpu_moe * (space.facts.n_expert > 0) + settings.n_cpu_ffn * has_dense_ffn(space.facts)
+        is_all_there = settings.n_gpu_layers == space.everything and not away and settings.devices is None
         if is_all_there:
             assert (settings.n_threads, settings.n_threads_batch) == (base.n_threads, base.n_threads_batch)
-            assert settings.op_offload == base.op_offload
+            assert settings.op_offload == base.op_offload or settings.n_cpu_moe + settings.n_cpu_ffn > 0
         assert settings.devices is None or settings.op_offload == base.op_offload
-        assert space.facts.n_expert or not settings.n_cpu_moe
+        assert space.facts.n_expert or settings.n_cpu_moe == base.n_cpu_moe
+        assert not space.facts.n_expert or settings.n_cpu_ffn == base.n_cpu_ffn
 
 
 @how(max_examples=40, deadline=None)
@@ -134,6 +138,28 @@ def test_experts_are_parted_from_their_blocks_only_where_these_are_on_the_device
     assert {(k, 8) for k in range(2, 10)} <= found  # some layers, all experts away
     assert (1, 8) not in found  # the output alone has none
     assert (5, 3) not in found
+
+
+def test_feed_forward_weights_are_parted_from_attention_where_all_the_rest_is_on_the_device() -> None:
+    space = made_up_space(with_ffn((10 * MIB,) * 8), device_bytes=GIB, target=Target.LLAMA_SERVER)
+    found = {(one.n_gpu_layers, one.n_cpu_ffn) for one in all_of(space) if one.devices is None}
+    assert found == {(9, n) for n in range(1, 9)} | {(k, 0) for k in range(10)}
+    assert {one.n_cpu_moe for one in all_of(space)} == {0}
+    held = dataclasses.replace(space, fixed={"n_cpu_ffn": 3})
+    assert {(one.n_gpu_layers, one.n_cpu_ffn) for one in all_of(held)} == {(k, 3) for k in range(10)}
+
+
+def test_threads_and_lending_are_tried_where_feed_forward_weights_are_away() -> None:
+    space = made_up_space(with_ffn((10 * MIB,) * 8), device_bytes=GIB, target=Target.LLAMA_SERVER)
+    away = [one for one in all_of(space) if one.n_cpu_ffn == 3]
+    assert {one.op_offload for one in away} == {True, False}
+    assert len({(one.n_threads, one.n_threads_batch) for one in away}) == 9
+
+
+def test_feed_forward_weights_of_blocks_that_are_not_on_the_device_are_told() -> None:
+    space = lawful_space(with_ffn((10 * MIB,) * 8), fixed={"n_gpu_layers": 6})
+    why = "feed-forward weights of blocks that are not on the device are in main memory already"
+    assert f"n_cpu_ffn 1 to 3: {why}" in ruled_out(space)
 
 
 def test_where_there_are_too_many_placements_are_thinned_out_but_not_at_the_wall() -> None:

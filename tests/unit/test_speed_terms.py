@@ -51,22 +51,26 @@ def total(found: dict[str, float], kind: str) -> float:
     return sum(amount for name, amount in found.items() if name.rpartition(".")[2] == kind)
 
 
-@given(name=shapes, k=layers, rig=st.sampled_from((ONE, TWO)))
-def test_a_step_reads_what_a_token_needs_wherever_it_lies(name: str, k: int, rig: Rig) -> None:
+@given(name=shapes, k=layers, m=layers, rig=st.sampled_from((ONE, TWO)))
+def test_a_step_reads_what_a_token_needs_wherever_it_lies(name: str, k: int, m: int, rig: Rig) -> None:
     facts = FACTS[name]
-    found = amounts(Phase.DECODE, facts, rig, n_gpu_layers=k)
+    found = amounts(Phase.DECODE, facts, rig, n_gpu_layers=k, n_cpu_ffn=m)
     assert total(found, "weights") == pytest.approx(bytes_per_token(facts), rel=1e-3)
 
 
 @given(
-    name=shapes, k=layers, n_cpu_moe=st.integers(0, 65), n_prompt=st.integers(1, 4000), n_ubatch=st.integers(1, 2048)
+    name=shapes,
+    k=layers,
+    n_away=st.tuples(st.integers(0, 65), st.integers(0, 65)),
+    n_prompt=st.integers(1, 4000),
+    n_ubatch=st.integers(1, 2048),
 )
 def test_a_prompt_is_computed_once_wherever_its_weights_lie(
-    name: str, k: int, n_cpu_moe: int, n_prompt: int, n_ubatch: int
+    name: str, k: int, n_away: tuple[int, int], n_prompt: int, n_ubatch: int
 ) -> None:
     facts = FACTS[name]
     asked: dict[str, Any] = {"n_prompt": n_prompt, "n_ubatch": n_ubatch, "flash_attn_type": "disabled"}
-    here = amounts(Phase.PREFILL, facts, n_gpu_layers=k, n_cpu_moe=n_cpu_moe, **asked)
+    here = amounts(Phase.PREFILL, facts, n_gpu_layers=k, n_cpu_moe=n_away[0], n_cpu_ffn=n_away[1], **asked)
     full = amounts(Phase.PREFILL, facts, n_gpu_layers=facts.n_layer + 1, **asked)
     for kind in ("flop", "plain_attention"):
         assert total(here, kind) == pytest.approx(total(full, kind), rel=1e-9)
@@ -124,6 +128,19 @@ def test_few_tokens_touch_few_experts() -> None:
     assert apart["host.weights"] == pytest.approx(experts / 4, rel=1e-6)
     assert apart["handovers"] == 2 * 32
     assert apart["mixed"] == 0
+
+
+def test_feed_forward_weights_in_main_memory_are_read_there_and_lent_from_there() -> None:
+    facts = FACTS["llama-3-8b"]
+    ffn = sum(one.n_bytes for one in facts.tensors if one.name.startswith("blk.") and ".ffn_norm" not in one.name)
+    ffn -= sum(one.n_bytes for one in facts.tensors if ".attn_" in one.name)
+    whole, apart = (amounts(Phase.DECODE, facts, n_gpu_layers=33, n_cpu_ffn=m) for m in (0, 32))
+    assert apart["host.weights"] == pytest.approx(ffn, rel=1e-6)
+    assert apart["0.weights"] + apart["host.weights"] == pytest.approx(whole["0.weights"], rel=1e-9)
+    assert (apart["handovers"], apart["mixed"], apart["0.cache"]) == (2 * 32, 0, whole["0.cache"])
+    lent = amounts(Phase.PREFILL, facts, n_gpu_layers=33, n_cpu_ffn=32)
+    assert lent["link_pinned"] == pytest.approx(ffn, rel=1e-6)  # one ubatch; the cache stays where it is
+    assert lent["host.flop"] == 0
 
 
 def test_cache_kept_in_main_memory_crosses_the_link_or_is_attended_to_there() -> None:
@@ -186,6 +203,7 @@ def test_many_queries_are_each_what_it_is_alone() -> None:
     columns = {
         "n_gpu_layers": chance.integers(0, 50, n),
         "n_cpu_moe": chance.integers(0, 49, n),
+        "n_cpu_ffn": chance.integers(0, 49, n),
         "n_ubatch": chance.integers(1, 600, n),
         "flash": chance.integers(0, 2, n) == 1,
     }

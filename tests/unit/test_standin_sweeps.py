@@ -174,8 +174,9 @@ def test_layers_that_predict_further_tokens_are_on_the_card_first() -> None:
 
 
 def test_what_counts_layers_of_experts_is_refused() -> None:
-    with pytest.raises(UsageError, match="n_cpu_moe counts layers of the whole"):
-        check_fixed(request(n_cpu_moe=4))
+    for name in ("n_cpu_moe", "n_cpu_ffn"):
+        with pytest.raises(UsageError, match=f"{name} counts layers of the whole"):
+            check_fixed(request(**{name: 4}))
     check_fixed(request(n_gpu_layers=4))
 
 
@@ -185,7 +186,9 @@ def test_experts_stay_with_their_layers_where_there_are_fewer_of_them() -> None:
         by_depths(4 * GIB), whole=mixture, shallow=shorter(8, mixture), deep=shorter(16, mixture)
     )
     assert depths.deep_request(30.0).fixed["n_cpu_moe"] == 0
-    assert "n_cpu_moe" not in by_depths(4 * GIB).deep_request(30.0).fixed
+    dense = by_depths(4 * GIB).deep_request(30.0).fixed
+    assert "n_cpu_moe" not in dense
+    assert dense["n_cpu_ffn"] == 0
 
 
 # --- how it is told ------------------------------------------------------------------------------------------------

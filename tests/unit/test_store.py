@@ -379,6 +379,7 @@ def test_settings_keep_the_names_they_have_in_older_journals() -> None:
     """Fields that came later do not rename settings that do without them."""
     assert Settings(n_gpu_layers=5).settings_id == "cfc664a52f33"
     assert Settings(n_gpu_layers=5, n_cpu_moe=1).settings_id != "cfc664a52f33"
+    assert Settings(n_gpu_layers=5, n_cpu_ffn=1).settings_id != "cfc664a52f33"
     assert Settings(n_gpu_layers=5, tensor_split=(1,)).settings_id != "cfc664a52f33"
 
 

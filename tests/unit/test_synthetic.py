@@ -67,8 +67,10 @@ def blocks(*, n_expert: int = 0, n_expert_used: int = 0) -> Blocks:
     level = np.ones(N_LAYER)
     return Blocks(
         dense_bytes=level * dense,
+        ffn_bytes=level * dense * 0.75,
         expert_bytes=level * experts,
         dense_flop=level * dense * 4,
+        ffn_flop=level * dense * 3,
         expert_flop=level * experts * 4 * used,
         cache_values=level * 2048,
         attention_flop=level * 16384,
@@ -268,10 +270,18 @@ def test_experts_in_main_memory_cost_less_than_their_layers_there() -> None:
     assert token_s(machine(), n_gpu_layers=17, n_cpu_moe=8) == token_s(machine(), n_gpu_layers=17)
 
 
+def test_feed_forward_weights_in_main_memory_cost_less_than_their_layers_there() -> None:
+    full, away, layers = (
+        token_s(machine(), n_gpu_layers=k, n_cpu_ffn=m, offload_kqv=True) for k, m in ((17, 0), (17, 8), (9, 0))
+    )
+    assert full < away < layers
+    assert token_s(machine(), n_gpu_layers=9, n_cpu_ffn=8) == layers  # those blocks are there already
+
+
 def test_many_settings_are_judged_as_each_alone() -> None:
     settings = [
-        BASE.replace(n_gpu_layers=k, n_cpu_moe=moe, n_ubatch=n, n_threads=t, op_offload=lent)
-        for k, moe in ((0, 0), (5, 0), (17, 0), (17, 6))
+        BASE.replace(n_gpu_layers=k, n_cpu_moe=moe, n_cpu_ffn=ffn, n_ubatch=n, n_threads=t, op_offload=lent)
+        for k, moe, ffn in ((0, 0, 0), (5, 0, 0), (17, 0, 0), (17, 6, 0), (17, 6, 9))
         for n in (64, 512)
         for t, lent in ((4, True), (8, False))
     ]

@@ -19,14 +19,17 @@ Ints = NDArray[np.int64]
 class Blocks:
     """What a file's blocks hold; each array has one entry a block.
 
-    Operations are those a token asks for; of experts those it uses, while their bytes are of all. `cache_values` a
-    token leaves in a block, `attention_flop` are a token's for each cached one, `n_heads` of its queries, `window` the
-    cells that a block sees at most, 0 for all of them.
+    Operations are those a token asks for; of experts those it uses, while their bytes are of all. `ffn_bytes` and
+    `ffn_flop` are the parts of dense ones that multiply in feed-forward networks. `cache_values` a token leaves in a
+    block, `attention_flop` are a token's for each cached one, `n_heads` of its queries, `window` the cells that a block
+    sees at most, 0 for all of them.
     """
 
     dense_bytes: Floats
+    ffn_bytes: Floats
     expert_bytes: Floats
     dense_flop: Floats
+    ffn_flop: Floats
     expert_flop: Floats
     cache_values: Floats
     attention_flop: Floats

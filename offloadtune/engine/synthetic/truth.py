@@ -161,10 +161,11 @@ def _stepped(cells: Floats) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class _Places:
-    """For each setting: the first block on the card, and the first with its experts there too."""
+    """For each setting: the first block on the card, the first with its experts there too, and with its other FFN."""
 
     first: Ints
     whole_from: Ints
+    ffn_from: Ints
     has_output: Bools
     n_layer: int
 
@@ -176,7 +177,8 @@ class _Places:
         first = np.minimum(n_layer + 1 - layers, n_layer)
         n_away = np.array([one.n_cpu_moe if machine.blocks.n_expert else 0 for one in settings])
         whole_from = np.clip(n_away, first, n_layer)
-        return cls(first=first, whole_from=whole_from, has_output=layers > 0, n_layer=n_layer)
+        ffn_from = np.clip(np.array([one.n_cpu_ffn for one in settings]), first, n_layer)
+        return cls(first=first, whole_from=whole_from, ffn_from=ffn_from, has_output=layers > 0, n_layer=n_layer)
 
     @property
     def is_mixed(self) -> Bools:
@@ -187,7 +189,8 @@ class _Places:
         first, whole_from = self.first[group], self.whole_from[group]
         on_host, away, on_card = (_cumulated(one) for one in (host.whole, card.without + card.experts_away, card.whole))
         found: Floats = on_host[first] + away[whole_from] - away[first] + on_card[self.n_layer] - on_card[whole_from]
-        return found
+        relieved = _cumulated(card.ffn_away)
+        return found + relieved[self.ffn_from[group]] - relieved[first]
 
 
 def _cumulated(of_block: Floats) -> Floats:
@@ -196,11 +199,15 @@ def _cumulated(of_block: Floats) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sides:
-    """Seconds of each block at one place: all of it, all but its experts, and the experts where they are away."""
+    """Seconds of each block at one place: all of it, all but its experts, and the experts where they are away.
+
+    `ffn_away` are those that it takes more where its other feed-forward weights are away.
+    """
 
     whole: Floats
     without: Floats
     experts_away: Floats
+    ffn_away: Floats
 
 
 class _Work:
@@ -233,7 +240,9 @@ class _Work:
         experts = np.maximum(blocks.expert_bytes * blocks.used_frac / self.read, blocks.expert_flop / self.op)
         without = self.slower * (dense + self.host.barrier_s * self.n_threads) + self._host_attention(1, _one(depth))
         experts = self.slower * (experts + self.host.barrier_s * self.n_threads * (blocks.expert_bytes > 0))
-        return _Sides(whole=without + experts, without=without, experts_away=experts)
+        ffn = np.maximum(blocks.ffn_bytes / self.read, blocks.ffn_flop / self.op)
+        ffn = self.slower * (ffn + self.host.barrier_s * self.n_threads)
+        return _Sides(whole=without + experts, without=without, experts_away=experts, ffn_away=ffn)
 
     def card_token(self, depth: int) -> _Sides:
         blocks, card, cells = self.blocks, self.card, _one(depth)
@@ -244,11 +253,8 @@ class _Work:
         if not self.on_card:
             attention = self._host_attention(1, cells) + 2 * self.host.handover_s
         experts = used / self._card_read(used)
-        away = self.host_token(depth).experts_away + 2 * self.host.handover_s
-        return _Sides(
-            whole=np.maximum(dense + experts + attention, card.launch_s),
-            without=np.maximum(dense + attention, card.launch_s),
-            experts_away=np.where(blocks.expert_bytes > 0, away, 0.0),
+        return self._card_sides(
+            dense, self._read_s(blocks.dense_bytes - blocks.ffn_bytes), experts, attention, self.host_token(depth)
         )
 
     # --- prompts: of all ubatches that have `n_tokens`, which see `cells` each -----------------------------------
@@ -263,34 +269,49 @@ class _Work:
         without = n * self.slower * (dense + self.host.barrier_s * self.n_threads)
         without = without + self._host_attention(n_tokens, cells)
         experts = n * self.slower * experts
-        return _Sides(whole=without + experts, without=without, experts_away=experts)
+        ffn = n * self.slower * np.maximum(blocks.ffn_bytes / self.read, n_tokens * blocks.ffn_flop / op)
+        return _Sides(whole=without + experts, without=without, experts_away=experts, ffn_away=ffn)
 
     def card_ubatches(self, n_tokens: int, cells: Floats, *, is_lent: bool) -> _Sides:
         blocks, n = self.blocks, len(cells)
         attention = self._card_attention(n_tokens, cells)
         if not self.on_card:
             attention = self._copied(self._cache_bytes(1, cells), attention)
-        dense, experts = n * self._card_dense(n_tokens), n * self._card_experts(n_tokens)
-        least = n * self.card.launch_s
-        elsewhere = self.lent_ubatches(n_tokens, cells) if is_lent else self.host_ubatches(n_tokens, cells)
-        away = elsewhere.experts_away + 2 * n * self.host.handover_s
-        return _Sides(
-            whole=np.maximum(dense + experts + attention, least),
-            without=np.maximum(dense + attention, least),
-            experts_away=np.where(blocks.expert_bytes > 0, away, 0.0),
+        dense = n * self._card_dense(n_tokens, blocks.dense_bytes, blocks.dense_flop)
+        rest = n * self._card_dense(
+            n_tokens, blocks.dense_bytes - blocks.ffn_bytes, blocks.dense_flop - blocks.ffn_flop
         )
+        elsewhere = self.lent_ubatches(n_tokens, cells) if is_lent else self.host_ubatches(n_tokens, cells)
+        return self._card_sides(dense, rest, n * self._card_experts(n_tokens), attention, elsewhere, n)
 
     def lent_ubatches(self, n_tokens: int, cells: Floats) -> _Sides:
         """Blocks of the host on the card: weights and cache are copied there for every ubatch."""
         blocks, n = self.blocks, len(cells)
         touched = blocks.expert_bytes * _TOUCHED.at(n_tokens * blocks.used_frac)
-        without = self._copied(n * blocks.dense_bytes, n * self._card_dense(n_tokens))
+        dense_s = self._card_dense(n_tokens, blocks.dense_bytes, blocks.dense_flop)
+        without = self._copied(n * blocks.dense_bytes, n * dense_s)
         without = without + self._copied(self._cache_bytes(1, cells), self._card_attention(n_tokens, cells))
         experts = self._copied(n * touched, n * self._card_experts(n_tokens))
         without = np.maximum(without + n * self.host.handover_s, n * self.card.launch_s)
-        return _Sides(whole=without + experts, without=without, experts_away=experts)
+        ffn_s = self._card_dense(n_tokens, blocks.ffn_bytes, blocks.ffn_flop)
+        ffn = self._copied(n * blocks.ffn_bytes, n * ffn_s)
+        return _Sides(whole=without + experts, without=without, experts_away=experts, ffn_away=ffn)
 
     # --- parts -----------------------------------------------------------------------------------------------
+
+    def _card_sides(  # noqa: PLR0913, PLR0917 - one argument a part
+        self, dense: Floats, rest: Floats, experts: Floats, attention: Floats, elsewhere: _Sides, n: int = 1
+    ) -> _Sides:
+        """Of `n` passes: `rest` is what `dense` leaves without feed-forward networks, `elsewhere` has what is away."""
+        least, handing_s = n * self.card.launch_s, 2 * n * self.host.handover_s
+        whole = np.maximum(dense + experts + attention, least)
+        relieved = np.maximum(rest + experts + attention, least) + elsewhere.ffn_away + handing_s
+        return _Sides(
+            whole=whole,
+            without=np.maximum(dense + attention, least),
+            experts_away=np.where(self.blocks.expert_bytes > 0, elsewhere.experts_away + handing_s, 0.0),
+            ffn_away=np.where(self.blocks.ffn_bytes > 0, relieved - whole, 0.0),
+        )
 
     def card_output(self) -> float:
         """The output layer for one token."""
@@ -304,11 +325,13 @@ class _Work:
     def _card_read(self, n_bytes: Floats) -> Floats:
         return self.card.read_bytes_per_s * self.card.reads.over(n_bytes)
 
-    def _card_dense(self, n_tokens: int) -> Floats:
+    def _read_s(self, n_bytes: Floats) -> Floats:
+        return n_bytes / self._card_read(np.maximum(n_bytes, _TINY))
+
+    def _card_dense(self, n_tokens: int, n_bytes: Floats, flop: Floats) -> Floats:
         """The longer of reading and multiplying, columns in whole tiles."""
         op = self.card.op_per_s * self.card.multiplies.at(n_tokens)
-        read_s = self.blocks.dense_bytes / self._card_read(self.blocks.dense_bytes)
-        return np.maximum(read_s, padded(n_tokens) * self.blocks.dense_flop / op)
+        return np.maximum(self._read_s(n_bytes), padded(n_tokens) * flop / op)
 
     def _card_experts(self, n_tokens: int) -> Floats:
         """As of dense ones, but each expert has few of the tokens."""

@@ -29,6 +29,7 @@ DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
 _LOG_LEVEL_DEBUG = 1
 _LOG_LEVEL_ERROR = 4
 _EXPERTS_OF_BLOCK = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # LLM_FFN_EXPS_REGEX of common.h
+_FFN_OF_BLOCK = r"blk\.{}\.ffn_(up|down|gate)\."  # LLM_FFN_DENSE_REGEX
 
 
 def bind(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
@@ -295,8 +296,8 @@ def model_params(settings: dict[str, Any]) -> tuple[Any, list[Any]]:
         array = (c_void_p * (len(chosen) + 1))(*chosen, None)
         params.devices = ctypes.cast(array, c_void_p)
         keep.append(array)
-    if settings["n_cpu_moe"]:
-        entries = [_TensorOverride(pattern.encode(), cpu_buffer_type()) for pattern in kept_patterns(settings)]
+    if patterns := kept_patterns(settings):
+        entries = [_TensorOverride(pattern.encode(), cpu_buffer_type()) for pattern in patterns]
         overrides = (_TensorOverride * (len(entries) + 1))(*entries)
         params.tensor_buft_overrides = ctypes.cast(overrides, c_void_p)
         keep.append(overrides)
@@ -319,7 +320,8 @@ def split_of(params: Any) -> list[float]:
 
 def kept_patterns(settings: dict[str, Any]) -> list[str]:
     """Regular expressions of the tensors that `settings` keep in main memory, whatever the device of their layer."""
-    return [_EXPERTS_OF_BLOCK.format(i) for i in range(settings["n_cpu_moe"])]
+    experts = [_EXPERTS_OF_BLOCK.format(i) for i in range(settings["n_cpu_moe"])]
+    return experts + [_FFN_OF_BLOCK.format(i) for i in range(settings["n_cpu_ffn"])]
 
 
 def context_params(settings: dict[str, Any]) -> Any:
