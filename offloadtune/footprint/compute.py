@@ -131,7 +131,8 @@ def _feed_forward(anatomy: Anatomy, grid: Grid) -> Ints:
     is_window = bool(anatomy.is_swa[:1].any())
     room = _inputs_of_cache(anatomy, grid, cells_of(anatomy, grid, is_window=is_window), anatomy.is_swa == is_window)
     room = room * bool(anatomy.n_values_k[:1].any())
-    return np.asarray(part * np.maximum(3 - room // part, 0) + np.where(room < embedding, embedding, 0))
+    n_inside = np.maximum((room - embedding) // part, room >= part)
+    return np.asarray(part * np.maximum(3 - n_inside, 0) + np.where(room < embedding, embedding, 0))
 
 
 def _left_to_host(here: _Here) -> Ints:
