@@ -31,7 +31,7 @@ _N_LOOKED_AT = 2000
 
 
 def why_no_splits(space: Space) -> str:
-    """Why the layers are divided as the engine divides them, "" where that is the user's wish or others are tried too."""
+    """Why layers are divided as the engine does it, "" where the user says so or other ways are tried too."""
     if _is_held(space):
         return ""
     n_devices = len(cards_of(space))
