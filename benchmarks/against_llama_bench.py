@@ -207,9 +207,7 @@ def offload_devices(endpoints: tuple[str, ...] = ()) -> tuple[str, ...]:
 @contextlib.contextmanager
 def virtual_card(n_threads: int) -> Iterator[str]:
     """The endpoint of a card that lives as long as the block."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, str(ROOT / "tests" / "virtual_card.py"), str(port), str(n_threads), str(_CARD_BYTES)]
     card = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
     try:
@@ -218,6 +216,14 @@ def virtual_card(n_threads: int) -> Iterator[str]:
     finally:
         card.kill()
         card.wait()
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def wait_for(card: subprocess.Popen[bytes], port: int) -> None:

@@ -290,8 +290,22 @@ class GgufFacts:
 
 # --- what is tried -------------------------------------------------------------------------------------------------
 
-PLACEMENT_FIELDS = ("devices", "n_gpu_layers", "n_cpu_moe", "n_cpu_ffn", "load_mode", "use_extra_bufts", "tensor_split")
+PLACEMENT_FIELDS = (
+    "devices",
+    "n_gpu_layers",
+    "n_cpu_moe",
+    "n_cpu_ffn",
+    "load_mode",
+    "use_extra_bufts",
+    "tensor_split",
+    "no_host",
+    "op_offload_min_batch",
+)
 """Fields of `Settings` that need a new load; all others need only a new context."""
+
+_YOUNGER = {"n_cpu_moe": 0, "n_cpu_ffn": 0, "tensor_split": None, "no_host": False, "op_offload_min_batch": None}
+MIN_BATCH_VARIABLE = "GGML_OP_OFFLOAD_MIN_BATCH"
+"""What a backend reads when it registers its devices, so that it must stand in the environment before."""
 
 _N_SHARES_MAX = 15  # llama-server takes no more
 _SHARE_LIMITS = (1e-9, 1e15)  # within them no sum of the engine's floats is 0 or without end
@@ -304,8 +318,10 @@ class Settings:
     `devices`: None for all of the engine's, () for the CPU alone. `n_gpu_layers` counts the output layer too,
     as llama.cpp does: n_layer + 1 is everything. `n_cpu_moe` stands for the tensor_buft_overrides that keep the
     routed experts of the first so many blocks in main memory, `n_cpu_ffn` for those that keep their other feed-forward
-    weights there. `tensor_split`: in which proportions the devices take
-    layers, in their order; None for the engine's own rule, by free memory.
+    weights there. `tensor_split`: in which proportions the devices take layers, in their order; None for the engine's
+    own rule, by free memory. `no_host`: weights in main memory are not pinned for a device, so that the CPU may store
+    them its own way. `op_offload_min_batch`: from so many tokens on a device works for matrices in main memory; no
+    field of a struct, but GGML_OP_OFFLOAD_MIN_BATCH in the environment.
     """
 
     devices: tuple[str, ...] | None = None
@@ -315,6 +331,8 @@ class Settings:
     tensor_split: tuple[float, ...] | None = None
     load_mode: str = "mmap"
     use_extra_bufts: bool = True
+    no_host: bool = False
+    op_offload_min_batch: int | None = None
     n_ctx: int = 512
     n_batch: int = 512
     n_ubatch: int = 512
@@ -356,10 +374,16 @@ class Settings:
     @property
     def settings_id(self) -> str:
         named = dataclasses.asdict(self)
-        for younger in ("n_cpu_moe", "n_cpu_ffn", "tensor_split"):  # without them the names are those of older journals
-            if not named[younger]:
-                del named[younger]
+        for name, unused in _YOUNGER.items():  # without them the names are those of older journals
+            if named[name] is unused:
+                del named[name]
         return _digest(named)[:12]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that the engine must find when it starts."""
+        n_tokens = self.op_offload_min_batch
+        return {} if n_tokens is None else {MIN_BATCH_VARIABLE: str(n_tokens)}
 
     def replace(self, **changes: Any) -> Settings:
         return dataclasses.replace(self, **changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import shutil
 import signal
@@ -19,8 +20,14 @@ _SERVER_EXTRA = ("fastapi", "uvicorn", "sse_starlette", "starlette_context", "py
 def run_server(command: Sequence[str]) -> int:
     """Become `command`: its signals, its exit code and its end are then its own. On Windows wait for it; its exit code.
 
+    `env NAME=VALUE` before it is done here, so that what cannot start is still told in words.
+
     Raises EngineError, EngineMissingError when it cannot be started.
     """
+    if command[0] == "env":
+        variables = [word.partition("=") for word in itertools.takewhile(lambda word: "=" in word, command[1:])]
+        os.environ.update({name: value for name, _, value in variables})
+        command = command[1 + len(variables) :]
     _check_can_start(command)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

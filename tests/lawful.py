@@ -13,7 +13,7 @@ from synthetic import MIB, WORKLOAD, made_up_facts, made_up_space, ok_result, vi
 from offloadtune.footprint import estimate_footprint
 from offloadtune.records import GgufFacts, Goal, Outcome, Settings, TensorFacts, Trial, TrialResult
 from offloadtune.search import Space, next_trial
-from offloadtune.search.columns import Columns
+from offloadtune.search.columns import Columns, cards_of
 from offloadtune.search.expecting import foretold
 from offloadtune.search.grid import choices_of
 from offloadtune.search.space import start_settings
@@ -108,7 +108,7 @@ class LawfulEngine:
 
     def cost(self, settings: Settings) -> float:
         """That of one."""
-        return float(self.costs(Columns.of(self.space.facts, (settings,)), (settings,))[0])
+        return float(self.costs(Columns.of(self.space.facts, (settings,), cards_of(self.space)), (settings,))[0])
 
     def least_cost(self) -> float:
         """That of the best that fits."""
@@ -134,7 +134,9 @@ class LawfulEngine:
             return TrialResult(trial=trial, outcome=Outcome.OUT_OF_MEMORY_DEVICE, reason="the made-up memory ran out")
         if settings.n_ctx < WORKLOAD.n_ctx_needed:
             return TrialResult(trial=trial, outcome=Outcome.UNSUPPORTED, reason="refused: the made-up context ends")
-        (ttft_s,), (token_s,) = self.seconds(Columns.of(self.space.facts, (settings,)), (settings,))
+        (ttft_s,), (token_s,) = self.seconds(
+            Columns.of(self.space.facts, (settings,), cards_of(self.space)), (settings,)
+        )
         noise = np.exp(self.noise_frac * self._chance.standard_normal(2))
         one = visit(ttft_s=ttft_s * noise[0], token_s=token_s * noise[1])
         one = dataclasses.replace(one, i_load=self.n_loads)

@@ -34,6 +34,7 @@ class HeldWorker:
         self._command = tuple(command)
         self._worker: WorkerProcess | None = None
         self._start_by = math.inf
+        self._environment: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -91,11 +92,19 @@ class HeldWorker:
         if self._worker is None or not self._worker.is_alive:
             self._forget()
             start_s = max(0.0, self._start_by - time.monotonic())
-            self._worker = WorkerProcess(self._endpoints, self._command, timeout_s=start_s)
+            self._worker = WorkerProcess(
+                self._endpoints, self._command, timeout_s=start_s, environment=self._environment
+            )
         return self._worker
 
     def _forget(self) -> None:
         self._worker = None
+
+    def _want(self, environment: dict[str, str]) -> None:
+        """Have the next worker in `environment`; one that began in another goes, with all it holds."""
+        if environment != self._environment:
+            self.close()
+            self._environment = environment
 
     def _ask(self, call: str, deadline: float, **args: Any) -> dict[str, Any]:
         """Ask the worker there is: one that died in between must not be replaced behind the back of its handles."""

@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from offloadtune.engine import osdoor
@@ -50,7 +51,7 @@ class WorkerRefusedError(Exception):
 
 
 class WorkerProcess:
-    """One child with the engine loaded and its endpoints registered.
+    """One child with the engine loaded and its endpoints registered, in our environment and what `environment` adds.
 
     Raises EngineMissingError when llama-cpp-python is not installed, EngineError when it cannot start or an
     endpoint does not answer, WorkerDiedError when `timeout_s` ends before the time that a start may take.
@@ -62,6 +63,7 @@ class WorkerProcess:
         command: Sequence[str] = WORKER_COMMAND,
         *,
         timeout_s: float = math.inf,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         for endpoint in endpoints:
             check_endpoint(endpoint)
@@ -75,7 +77,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"},
+            env={**os.environ, **environment, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"},
             **osdoor.own_group_options(),
         )
         self._threads = [

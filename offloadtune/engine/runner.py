@@ -119,6 +119,7 @@ class Runner(HeldWorker):
         None where it cannot be asked. Nothing is loaded for it. `margin_bytes` stay free on each device.
         """
         asked = {"path": str(self._path), "settings": dataclasses.asdict(settings), "margin_bytes": margin_bytes}
+        self._want(settings.environment)
         try:
             self._living()
             found = self._ask("fit_layers", time.monotonic() + min(_FIT_S, timeout_s), **asked)
@@ -130,15 +131,16 @@ class Runner(HeldWorker):
     def forecast(self, contexts: Sequence[Settings], *, timeout_s: float) -> tuple[Forecast, ...]:
         """What each of `contexts`, all of one placement, would take, by the engine's own word; in the order given.
 
-        Loads nothing, and leaves alone what is loaded. Raises EngineError when the engine dies of it, stays silent or
-        does not take the file, EngineMissingError when there is none; a context that it would not open is no error, see
-        `Forecast`.
+        Loads nothing, and leaves alone what is loaded unless that began in another environment. Raises EngineError when
+        the engine dies of it, stays silent or does not take the file, EngineMissingError when there is none; a context
+        that it would not open is no error, see `Forecast`.
         """
         if len({settings.placement for settings in contexts}) > 1:
             message = "a forecast is of one placement"
             raise ValueError(message)
         if not contexts:
             return ()
+        self._want(contexts[0].environment)
         deadline = time.monotonic() + timeout_s
         asked = {"path": str(self._path), "contexts": [dataclasses.asdict(settings) for settings in contexts]}
         while True:
@@ -336,6 +338,7 @@ class Runner(HeldWorker):
         return {device.name: device.free_bytes for device in devices if device.is_offload_target}
 
     def _place(self, settings: Settings, deadline: float) -> None:
+        self._want(settings.environment)
         self._respawn(deadline)
         if self._placement == settings.placement:
             return

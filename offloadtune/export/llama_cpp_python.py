@@ -1,7 +1,8 @@
 """Settings as Python for llama-cpp-python: `Llama(**kwargs)`, with a recipe before it for what `Llama` cannot say.
 
 `Llama.__init__` fills the structs that llama_model_default_params() returns; editing that function's result reaches
-the fields it has no argument for (devices, use_extra_bufts, tensor_buft_overrides).
+the fields it has no argument for (devices, use_extra_bufts, no_host, tensor_buft_overrides). What the engine reads from
+the environment is set before llama_cpp is imported.
 """
 
 from __future__ import annotations
@@ -109,9 +110,22 @@ def render_snippet(
     arguments = "".join(f"    {name}={value!r},\n" for name, value in llama_kwargs(settings, told).items())
     call = f"llm = Llama(\n    model_path={str(path)!r},\n{arguments})\n"
     before = recipe(settings, endpoints)
-    if not before:
-        return f"from llama_cpp import Llama\n\n{call}"
-    return f"import ctypes\n\nfrom llama_cpp import Llama\nfrom llama_cpp import llama_cpp as low\n\n{before}\n{call}"
+    modules, low = ("import ctypes\n", "from llama_cpp import llama_cpp as low\n") if before else ("", "")
+    parts = [
+        environment_lines(settings, modules),
+        f"from llama_cpp import Llama\n{low}",
+        before + "\n" * bool(before) + call,
+    ]
+    return "\n".join(filter(None, parts))
+
+
+def environment_lines(settings: Settings, imports: str) -> str:
+    """`imports` of the standard library, and the variables that the engine must find when it starts."""
+    lines = [f"os.environ[{name!r}] = {value!r}\n" for name, value in settings.environment.items()]
+    if not lines:
+        return imports
+    modules = "".join(sorted([*imports.splitlines(keepends=True), "import os\n"]))
+    return modules + "\n" + "".join(lines)
 
 
 def recipe(settings: Settings, endpoints: Sequence[str]) -> str:
@@ -130,6 +144,8 @@ def recipe(settings: Settings, endpoints: Sequence[str]) -> str:
         parts.insert(0, _POINTERS)
     if not settings.use_extra_bufts:
         lines.append("    params.use_extra_bufts = False")
+    if settings.no_host:
+        lines.append("    params.no_host = True")
     if lines:
         parts.append("\n" + _PATCH.format(lines="\n".join(lines)))
     return "".join(parts)

@@ -1,8 +1,8 @@
 """Settings for llama-cpp-python's own server: words after `python -m llama_cpp.server`, or a program that says more.
 
-The server has no words for devices, endpoints, use_extra_bufts, n_cpu_moe, n_cpu_ffn, op_offload and swa_full. The
-program reaches those through the defaults that `Llama` begins with, as the snippet for `Llama` does, and then calls the
-server.
+The server has no words for devices, endpoints, use_extra_bufts, no_host, n_cpu_moe, n_cpu_ffn, op_offload, swa_full and
+what the engine reads from the environment. The program reaches those through the defaults that `Llama` begins with, as
+the snippet for `Llama` does, and then calls the server.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from offloadtune.export.llama_cpp_python import llama_kwargs, recipe
+from offloadtune.export.llama_cpp_python import environment_lines, llama_kwargs, recipe
 from offloadtune.records import Settings
 
 _WORDLESS = ("op_offload", "swa_full")
@@ -29,9 +29,7 @@ def context_params():
 low.llama_context_default_params = context_params
 """
 _PROGRAM = """\
-import ctypes
-import sys
-
+{head}
 from llama_cpp import llama_cpp as low
 from llama_cpp.server.__main__ import main
 
@@ -59,10 +57,11 @@ def render_server_program(settings: Settings, path: Path, endpoints: Sequence[st
     groups = _groups(settings, path)
     lines = [f"    params.{name} = False" for name in _WORDLESS if not getattr(settings, name)]
     before = recipe(settings, endpoints) + (_CONTEXT_PATCH.format(lines="\n".join(lines)) if lines else "")
-    if not before:
+    if not before and not settings.environment:
         return None
     words = "".join(f"    {', '.join(map(repr, group))},\n" for group in groups)
-    return _PROGRAM.format(recipe=before, words=words)
+    head = environment_lines(settings, "import ctypes\nimport sys\n" if before else "import sys\n")
+    return _PROGRAM.format(head=head, recipe=before, words=words)
 
 
 def _groups(settings: Settings, path: Path) -> list[list[str]]:

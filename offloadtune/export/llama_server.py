@@ -25,7 +25,8 @@ def llama_server_words(settings: Settings, path: Path, endpoints: Sequence[str] 
 
 
 def _groups(settings: Settings, path: Path, endpoints: Sequence[str]) -> list[list[str]]:
-    groups = [["llama-server"], ["--model", str(path)]]
+    variables = [f"{name}={value}" for name, value in settings.environment.items()]
+    groups = [["env", *variables, "llama-server"] if variables else ["llama-server"], ["--model", str(path)]]
     if endpoints:
         groups.append(["--rpc", ",".join(endpoints)])
     if settings.devices is not None:
@@ -56,6 +57,7 @@ def _groups(settings: Settings, path: Path, endpoints: Sequence[str]) -> list[li
         "--no-kv-offload": not settings.offload_kqv,
         "--no-op-offload": not settings.op_offload,
         "--no-repack": not settings.use_extra_bufts,
+        "--no-host": settings.no_host,
         "--swa-full": settings.swa_full,
         "--kv-unified": settings.kv_unified,
     }

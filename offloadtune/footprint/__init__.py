@@ -19,7 +19,7 @@ from offloadtune.footprint.fitting import (
     margin_of,
     refusals,
 )
-from offloadtune.footprint.grid import BYTES_OF_32, CUDA, GENERIC, HOST, Grid, backend_of, pad_256
+from offloadtune.footprint.grid import BYTES_OF_32, CUDA, GENERIC, HOST, Grid, backend_of, lends_from, pad_256
 from offloadtune.footprint.identify import identify, probes_of
 from offloadtune.footprint.knobs import contradiction, warnings
 from offloadtune.footprint.reckon import (
@@ -57,6 +57,7 @@ __all__ = [
     "kv_cache_bytes",
     "kv_cache_layer_bytes",
     "largest_contexts",
+    "lends_from",
     "margin_of",
     "pad_256",
     "probes_of",

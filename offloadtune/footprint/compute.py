@@ -35,9 +35,6 @@ from offloadtune.footprint.grid import BYTES_OF_32, HOST, Grid
 from offloadtune.footprint.weights import Slices, between, cells_of
 from offloadtune.footprint.widths import n_of_heads, widths_of
 
-N_TOKENS_OFFLOADED = 32
-"""From so many tokens on a device is lent to matrices on the host (GGML_OP_OFFLOAD_MIN_BATCH)."""
-
 N_COPIES = 4
 """Copies of each input with pipelining (GGML_SCHED_MAX_COPIES)."""
 
@@ -73,7 +70,7 @@ def device_compute(
             on_host = _Here.of(anatomy, grid, np.zeros_like(begin), last_away)
             weight = largest_host_weight(anatomy, grid, slices)
             for_host = _layers(on_host, backend, is_device=True) + weight
-            is_output_lent = (slices.first > anatomy.n_layer) & (grid.n_outputs >= N_TOKENS_OFFLOADED)
+            is_output_lent = (slices.first > anatomy.n_layer) & (grid.n_outputs >= grid.lends_from)
             of_output = grid.n_outputs * 4 * (anatomy.facts.n_vocab + anatomy.facts.n_embd) + _output_matrix(anatomy)
             for_host = np.maximum(for_host, np.where(is_output_lent, of_output, 0))
             layers = np.where(lent, np.maximum(layers, for_host), layers)
@@ -158,7 +155,7 @@ def _is_lent(anatomy: Anatomy, grid: Grid, slices: Slices, backends: Sequence[Ba
     """Whether the first device works for matrices that lie on the host."""
     able = bool(backends) and backends[0].offloads_ops
     weight = largest_host_weight(anatomy, grid, slices)
-    is_large = grid.n_ubatch >= N_TOKENS_OFFLOADED
+    is_large = grid.n_ubatch >= grid.lends_from
     is_there = (slices.end[0] > slices.begin[0]) | (able and not backends[0].is_assumed)
     return np.asarray(able & is_there & grid.has_devices & grid.op_offload & is_large & (weight > 0))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from offloadtune.footprint.anatomy import Backend, Bools, Ints
-from offloadtune.footprint.grid import Grid
+from offloadtune.footprint.grid import Grid, lends_from
 from offloadtune.footprint.reckon import Footprints
 from offloadtune.plans import DevicePlan, HostPlan
 from offloadtune.records import GgufFacts, Settings
@@ -84,6 +84,7 @@ def grid_of(facts: GgufFacts, settings: Settings, **arrays: Ints) -> Grid:
     one = Grid.of((settings,), facts.n_layer)
     fields = {name: getattr(settings, name) for name in names}
     fields |= {"n_gpu_layers": settings.n_gpu_layers, "n_ctx": settings.n_ctx, "unified": settings.kv_unified}
+    fields |= {"lends_from": lends_from(settings)}
     fields |= {"k32": one.k32, "v32": one.v32, "flash": one.flash, "splits": one.splits}
     return Grid.over(facts.n_layer, **{**fields, **arrays})
 

@@ -25,6 +25,9 @@ BYTES_OF_32 = {
 """KV cache type -> bytes of 32 values, the block of every quantised one."""
 
 
+N_TOKENS_OFFLOADED = 32
+"""From so many tokens on a device is lent to matrices on the host, unless told otherwise (ggml-cuda.cu)."""
+
 HOST = Backend(alignment=32)
 GENERIC = Backend(alignment=128, copies_quantised_kv=True, offloads_ops=True, has_events=True, is_assumed=True)
 """A card of which only the size is known: what any backend takes."""
@@ -43,6 +46,11 @@ def backend_of(device_name: str) -> Backend:
     return _BACKENDS.get(device_name.rstrip("0123456789"), HOST)
 
 
+def lends_from(settings: Settings) -> int:
+    """From how many tokens on a device works for matrices in main memory."""
+    return N_TOKENS_OFFLOADED if settings.op_offload_min_batch is None else settings.op_offload_min_batch
+
+
 def pad_256(n_cells: int) -> int:
     """llama.cpp rounds contexts up to whole blocks of 256 cells."""
     return (n_cells + 255) // 256 * 256
@@ -53,9 +61,9 @@ class Grid:
     """One setting an entry; all arrays have one length. Fields are those of `Settings`, as effective in the engine.
 
     `n_cells` is the cache of one stream in cells, `n_streams` how many there are; `k32` and `v32` are bytes of 32
-    cached values, `flash` whether flash attention is on, `has_devices` whether any but the CPU may be used. `splits`
-    are shares of the devices, (n_settings, n_shares), 0 in all of a row where the engine decides; None where it always
-    does.
+    cached values, `flash` whether flash attention is on, `has_devices` whether any but the CPU may be used. From
+    `lends_from` tokens on a device works for matrices in main memory. `splits` are shares of the devices,
+    (n_settings, n_shares), 0 in all of a row where the engine decides; None where it always does.
     """
 
     n_gpu_layers: Ints
@@ -73,6 +81,7 @@ class Grid:
     swa_full: Bools
     offload_kqv: Bools
     op_offload: Bools
+    lends_from: Ints
     has_devices: Bools
     splits: Floats | None = None
 
@@ -94,6 +103,7 @@ class Grid:
             v32=[BYTES_OF_32[one.type_v] for one in settings],
             n_gpu_layers=[one.n_gpu_layers if one.devices != () else 0 for one in settings],
             unified=[one.kv_unified for one in settings],
+            lends_from=[lends_from(one) for one in settings],
             has_devices=[one.devices != () for one in settings],
             splits=_splits_of(settings),
             **{name: [getattr(one, name) for one in settings] for name in _SAME_NAME},
@@ -103,8 +113,8 @@ class Grid:
     def over(cls, n_layer: int, **given: Any) -> Grid:
         """The grid of arrays or numbers that broadcast to one length, rounded as llama-context.cpp does.
 
-        Named as in `Settings`, but for `k32`, `v32`, `flash`, `unified` and `splits` (a row for each setting, or one
-        for all); those left out are its defaults.
+        Named as in `Settings`, but for `k32`, `v32`, `flash`, `unified`, `lends_from` and `splits` (a row for each
+        setting, or one for all); those left out are its defaults.
         """
         splits = given.pop("splits", None)
         arrays = np.broadcast_arrays(*({**_DEFAULTS, **given}[name] for name in _DEFAULTS))
@@ -132,6 +142,7 @@ class Grid:
             swa_full=asked["swa_full"].astype(np.bool_),
             offload_kqv=asked["offload_kqv"].astype(np.bool_),
             op_offload=asked["op_offload"].astype(np.bool_),
+            lends_from=asked["lends_from"].astype(np.int64),
             has_devices=asked["has_devices"].astype(np.bool_),
             splits=None if splits is None else np.broadcast_to(splits, (len(k), np.shape(splits)[-1])),
         )
@@ -155,6 +166,7 @@ _DEFAULTS = {
     "v32": BYTES_OF_32["f16"],
     "flash": False,
     "unified": False,
+    "lends_from": N_TOKENS_OFFLOADED,
     "has_devices": True,
 }
 

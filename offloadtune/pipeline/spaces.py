@@ -41,7 +41,8 @@ def space_of(facts: GgufFacts, header: store.SweepHeader, kept: Mapping[str, Any
         runtime_bytes=runtime_bytes(machine, header.engine),
         kept=kept,
         n_devices=len(machine.offload_devices),
-        device_free_bytes=_free_bytes(machine, header.limit_bytes),
+        device_names=tuple(device.name for device in machine.offload_devices),
+        device_free_bytes=tuple(device.free_bytes for device in machine.offload_devices),
     )
 
 
@@ -49,11 +50,6 @@ def wanted_n_ctx(request: SweepRequest, facts: GgufFacts) -> int:
     """The context wanted: no smaller than the front end's own, unless the user or the training asks for less."""
     least = min(search.N_CTX_SHIPPED, facts.n_ctx_train or search.N_CTX_SHIPPED)
     return pad_256(request.n_ctx or max(request.workload.n_ctx_needed, least))
-
-
-def _free_bytes(machine: Machine, limit_bytes: int | None) -> tuple[int, ...]:
-    free = [device.free_bytes for device in machine.offload_devices]
-    return tuple(free if limit_bytes is None else (min(one, limit_bytes) for one in free))
 
 
 class SelfTestMemory:

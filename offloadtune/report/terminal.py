@@ -213,7 +213,16 @@ def settings_words(settings: Settings) -> str:
 
 
 def _device_setting(settings: Settings) -> str:
-    names = ("devices", "n_cpu_moe", "n_cpu_ffn", "op_offload", "use_extra_bufts", "load_mode")
+    names = (
+        "devices",
+        "n_cpu_moe",
+        "n_cpu_ffn",
+        "op_offload",
+        "op_offload_min_batch",
+        "use_extra_bufts",
+        "no_host",
+        "load_mode",
+    )
     changed = [name for name in names if getattr(settings, name) != _DEFAULTS[name]]
     shares = f", tensor_split={format_split(settings.tensor_split)}" if settings.tensor_split else ""
     return "".join(f", {name}={getattr(settings, name)}" for name in changed) + shares

@@ -22,7 +22,7 @@ from offloadtune.search.room import dominated, wall_of
 from offloadtune.search.space import Space
 from offloadtune.search.surrogate import Belief, believe
 from offloadtune.speed.blocks import Floats
-from offloadtune.units import format_count
+from offloadtune.units import format_count, format_split
 
 LEAST_GAIN_FRAC = 0.003
 """What no candidate can be expected to gain any more when the search ends."""
@@ -201,6 +201,9 @@ def _why(space: Space, settings: Settings, best: Settings) -> str:
         words.append("the CPU alone")
     elif (settings.n_gpu_layers, settings.devices) != (best.n_gpu_layers, best.devices):
         words.append(f"{settings.n_gpu_layers} of {space.everything} layers on the device")
+    if settings.tensor_split != best.tensor_split and settings.devices != ():
+        shares = settings.tensor_split
+        words.append(f"split {format_split(shares, ',')}" if shares else "split by the devices' free memory")
     if settings.n_cpu_moe != best.n_cpu_moe:
         away = f"the experts of {format_count(settings.n_cpu_moe, 'block')} in main memory"
         words.append(away if settings.n_cpu_moe else "all experts with their layers")

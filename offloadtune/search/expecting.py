@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from offloadtune.footprint import Grid
 from offloadtune.records import Estimate, Expected, GgufFacts, Settings
-from offloadtune.search.columns import Columns
+from offloadtune.search.columns import Columns, cards_of
 from offloadtune.search.space import Space
 from offloadtune.speed import (
     Law,
@@ -68,7 +68,7 @@ class Foretold:
     """What laws say of one phase, one entry a setting. Shares are parts of its time.
 
     `slopes` (n_coefficients, n) say how the log of the time moves with each coefficient, whose `covariance` it has;
-    `is_learnt` where trials of this machine had their say in that already.
+    `is_learnt` where trials of this machine had their say in that already. `device_shares` has a row a device.
     """
 
     log_s: Floats
@@ -77,6 +77,7 @@ class Foretold:
     is_learnt: bool
     host_share: Floats
     link_share: Floats
+    device_shares: Floats
 
 
 def foretold(space: Space, laws_of: LawsOf, base: Settings, columns: Columns, phase: Phase) -> Foretold:
@@ -95,6 +96,7 @@ def foretold(space: Space, laws_of: LawsOf, base: Settings, columns: Columns, ph
         is_learnt=any(law.runs for law, _, _ in parts),
         host_share=np.zeros(n),
         link_share=np.zeros(n),
+        device_shares=np.zeros((len(cards_of(space)), n)),
     )
     i = 0
     for law, rows, amounts in parts:
@@ -105,8 +107,14 @@ def foretold(space: Space, laws_of: LawsOf, base: Settings, columns: Columns, ph
         found.covariance[block, block] = law.covariance
         found.host_share[rows] = _share(law, amounts, lambda term: term.place == "host") / seconds
         found.link_share[rows] = _share(law, amounts, lambda term: term.kind.startswith(("link", "streamed"))) / seconds
+        for device, shares in enumerate(found.device_shares):
+            shares[rows] = _share(law, amounts, functools.partial(_is_of, place=str(device))) / seconds
         i += len(law.terms)
     return found
+
+
+def _is_of(term: Term, place: str) -> bool:
+    return term.place == place
 
 
 def laws_for(space: Space) -> LawsOf:
@@ -122,8 +130,11 @@ def laws_for(space: Space) -> LawsOf:
 
 
 def _typical(space: Space, settings: Settings) -> Laws:
-    devices = (DeviceRates(name=""),) if space.has_devices and settings.devices != () else ()
-    rig = Rig(devices=devices, host=HostRates(n_cores=space.n_physical_cores))
+    host, cards = HostRates(n_cores=space.n_physical_cores), cards_of(space)
+    rig = Rig(devices=(), host=host)
+    if space.has_devices and settings.devices != ():
+        devices = tuple(DeviceRates(name=name) for name in cards.names)
+        rig = Rig(devices=devices, host=host, shares=tuple(map(float, cards.free_bytes)))
     return laws_of_kind(rig, is_float=is_float_file(space.facts))
 
 
@@ -146,7 +157,7 @@ class _ById:
         return isinstance(other, _ById) and other.one is self.one
 
 
-@lru_cache(maxsize=16)  # a search asks the same again and again, only the laws change
+@functools.lru_cache(maxsize=16)  # a search asks the same again and again, only the laws change
 def _amounts(columns_key: _ById, facts_key: _ById, rig: Rig, phase: Phase, passage: tuple[int, int]) -> Floats:
     """How much of each term the passage has, (n_terms, n); visits write one sequence, whatever there is room for."""
     columns, facts = columns_key.one, facts_key.one

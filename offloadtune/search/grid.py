@@ -1,5 +1,7 @@
 """All settings that may be tried together, as arrays: placements x batches x flash attention x threads x op offload.
 
+Placements are layers on the devices, experts kept from there, and how several devices divide the layers.
+
 An axis is a row of AXES, what rules a combination out a row of RULES, each with its reason. What the user or the
 self-test holds takes the place of an axis. Built once a space: the footprints of all come from one call.
 """
@@ -17,8 +19,9 @@ from numpy.typing import NDArray
 from offloadtune.footprint import Grid, has_dense_ffn, is_mapped
 from offloadtune.footprint.anatomy import Bools, Ints
 from offloadtune.records import Goal, Settings
-from offloadtune.search.columns import Columns
+from offloadtune.search.columns import Columns, cards_of
 from offloadtune.search.space import Space, start_settings
+from offloadtune.search.splits import have_room, with_splits
 
 N_CHOICES_MOST = 20_000
 """Of more, placements are thinned out: a step of the search must cost far less than a trial."""
@@ -47,6 +50,7 @@ class Choices:
             n_gpu_layers=int(self._layers[i]),
             n_cpu_moe=int(grid.n_cpu_moe[i]),
             n_cpu_ffn=int(grid.n_cpu_ffn[i]),
+            tensor_split=self._splits[i],
             n_ubatch=n_ubatch,
             n_batch=_batch_of(self.base, n_ubatch),
             flash_attn_type=_flash_name(self.base) if grid.flash[i] else "disabled",
@@ -89,6 +93,14 @@ class Choices:
         return np.full(len(self), asked) if asked else self.columns.grid.n_gpu_layers
 
     @cached_property
+    def _splits(self) -> list[tuple[float, ...] | None]:
+        """tensor_split of each: None where the engine divides."""
+        splits = self.columns.grid.splits
+        if splits is None or self.base.tensor_split is not None:
+            return [self.base.tensor_split] * len(self)
+        return [tuple(row) if any(row) else None for row in splits.tolist()]
+
+    @cached_property
     def _numbers(self) -> dict[tuple[Any, ...], int]:
         numbers, rows = np.unique(self.placements, return_index=True)
         return {self.settings(int(i)).placement: int(n) for n, i in zip(numbers, rows, strict=True)}
@@ -107,7 +119,8 @@ class Choices:
             columns.n_threads,
             columns.n_threads_batch,
         )
-        return {key: i for i, key in enumerate(zip(*(column.tolist() for column in found), strict=True))}
+        keys = zip(*(column.tolist() for column in found), self._splits, strict=True)
+        return {key: i for i, key in enumerate(keys)}
 
 
 def _key(settings: Settings) -> tuple[Any, ...]:
@@ -121,6 +134,7 @@ def _key(settings: Settings) -> tuple[Any, ...]:
         settings.op_offload,
         settings.n_threads,
         settings.n_threads_batch,
+        settings.tensor_split,
     )
 
 
@@ -200,12 +214,13 @@ def _placements(space: Space, base: Settings) -> list[tuple[bool, int, int, int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Mesh:
-    """Combinations before any rule, one entry each."""
+    """Combinations before any rule, one entry each; `splits` are layers a device, 0 in all where the engine divides."""
 
     has_devices: Bools
     n_gpu_layers: Ints
     n_cpu_moe: Ints
     n_cpu_ffn: Ints
+    splits: Ints
     n_ubatch: Ints
     flash: Bools
     op_offload: Bools
@@ -306,7 +321,7 @@ def _choices(key: _BySpace) -> Choices:
     columns = _columns(space, base, mesh, alone, alone)
     kept = np.ones(len(columns), dtype=np.bool_)
     if space.has_devices:
-        kept &= columns.least_bytes <= space.device_bytes
+        kept &= have_room(space, columns, cards_of(space))
     threads = _thread_pairs(space, base)
     kept &= _thinned(columns, kept, N_CHOICES_MOST // len(threads))
     rows, i_threads = _with_threads(columns, np.flatnonzero(kept), len(threads))
@@ -317,7 +332,7 @@ def _choices(key: _BySpace) -> Choices:
 
 def _mesh(space: Space, base: Settings) -> _Mesh:
     values = [_values(space, base, axis) for axis in AXES]
-    placements = np.array(_placements(space, base))
+    placements, splits = with_splits(space, np.array(_placements(space, base)))
     sizes = [len(placements), *(len(one) for one in values)]
     i_place, *indices = np.indices(sizes).reshape(len(sizes), -1)
     n_ubatch, flash, op_offload = (np.array(one)[i] for one, i in zip(values, indices, strict=True))
@@ -327,6 +342,7 @@ def _mesh(space: Space, base: Settings) -> _Mesh:
         n_gpu_layers=n_gpu_layers.astype(np.int64),
         n_cpu_moe=n_cpu_moe.astype(np.int64),
         n_cpu_ffn=n_cpu_ffn.astype(np.int64),
+        splits=splits[i_place],
         n_ubatch=n_ubatch.astype(np.int64),
         flash=flash != "disabled",
         op_offload=op_offload.astype(np.bool_),
@@ -353,9 +369,11 @@ def _columns(space: Space, base: Settings, mesh: _Mesh, n_threads: Ints, n_threa
         v32=one.v32,
         flash=mesh.flash,
         has_devices=mesh.has_devices,
+        splits=mesh.splits.astype(np.float64) if mesh.splits.any() else one.splits,
     )
     pinned = np.full(len(grid), not is_mapped(base))
-    return Columns.over(space.facts, grid, n_threads=n_threads, n_threads_batch=n_threads_batch, is_pinned=pinned)
+    threads = {"n_threads": n_threads, "n_threads_batch": n_threads_batch}
+    return Columns.over(space.facts, grid, cards_of(space), **threads, is_pinned=pinned)
 
 
 def _thread_pairs(space: Space, base: Settings) -> list[tuple[int, int]]:
@@ -390,10 +408,14 @@ def _thinned(columns: Columns, kept: Bools, n_most: int) -> Bools:
 
 def _placement_numbers(grid: Grid) -> Ints:
     """A number for each entry, the same for those that share a load."""
-    number = grid.n_gpu_layers
+    found = grid.n_gpu_layers
     for away in (grid.n_cpu_moe, grid.n_cpu_ffn):
-        number = number * (int(away.max(initial=0)) + 1) + away
-    return number * 2 + grid.has_devices
+        found = found * (int(away.max(initial=0)) + 1) + away
+    found = found * 2 + grid.has_devices
+    if grid.splits is None:
+        return found
+    rows, number = np.unique(grid.splits, axis=0, return_inverse=True)
+    return found * len(rows) + number.ravel()
 
 
 def _batch_of(base: Settings, n_ubatch: int) -> int:

@@ -19,6 +19,7 @@ from offloadtune.search.cost import is_feasible, result_cost
 from offloadtune.search.grid import IDLE, ruled_out
 from offloadtune.search.ladder import next_placement
 from offloadtune.search.space import Space, baseline_trials, can_fit, start_settings
+from offloadtune.search.splits import why_no_splits
 from offloadtune.units import format_bytes
 
 _N_BEST_FINALISTS = 3
@@ -109,8 +110,8 @@ def skipped(space: Space) -> tuple[str, ...]:
     else:
         reasons.append("n_cpu_ffn: of a mixture the experts are what main memory can take most of")
     reasons.append(f"{', '.join(_NEVER_VARIED)}: they stay as the front end has them, or as you or the self-test say")
-    if space.n_devices > 1:
-        reasons.append("tensor_split: the engine divides layers by the free memory of its devices")
+    if space.n_devices > 1 and (why := why_no_splits(space)):
+        reasons.append(f"tensor_split: {why}")
     reasons.append("quantised KV cache: it changes the stored precision")
     return tuple(reasons)
 

@@ -27,8 +27,8 @@ class Space:
     `n_fit_layers` is what llama.cpp's own --fit rule answered, None where it could not be asked and is estimated here;
     `no_fit` says why its answer cannot be tried at all, "" where it can.
     `runtime_bytes` is what earlier trials took of the devices beyond any footprint, 0 where none has told.
-    `n_devices` take layers, and `device_free_bytes` is what each of them has to give, in the engine's order; () where
-    that is not known.
+    `n_devices` take layers; `device_names` are theirs and `device_free_bytes` what each of them has free, in the
+    engine's order, whatever the user's limit is; () where that is not known.
     Cores and threads are those this process may use; `n_os_cpus` counts all of the system's, as front ends do.
     `laws` says what is believed of the speed of settings like those given, None where nothing is to be foretold.
     """
@@ -50,6 +50,7 @@ class Space:
     lists_devices: bool = False
     runtime_bytes: int = 0
     n_devices: int = 1
+    device_names: tuple[str, ...] = ()
     device_free_bytes: tuple[int, ...] = ()
     laws: Callable[[Settings], Laws] | None = field(default=None, compare=False, repr=False)
 

@@ -1,7 +1,8 @@
-"""Sensible tensor_splits over two to four devices, each as whole layers a device, so that no two place alike.
+"""Divisions of the layers over two to four devices that are tried, each as whole layers a device: no two place alike.
 
 With k layers over n devices there are (k + n - 1 over n - 1) placements. Where those are too many a coarser grid of
-them is looked at; of what fits on every device those are taken that lie far apart.
+them is looked at. Of what every device holds those are taken that fill devices one after the other, which is the best
+where each device takes its own time for a layer and they wait for each other, and besides those that lie far apart.
 """
 
 from __future__ import annotations
@@ -11,51 +12,150 @@ import math
 from collections.abc import Collection
 
 import numpy as np
-from numpy.typing import NDArray
 
-from offloadtune.footprint import GENERIC, Grid, Room, backend_of, fits, grid_of, is_mapped, margin_of, reckon
+from offloadtune.footprint import Grid, grid_of
+from offloadtune.footprint.anatomy import Bools, Floats, Ints
 from offloadtune.footprint.weights import slices_of
-from offloadtune.records import Goal, Settings
-from offloadtune.search.space import Space
-from offloadtune.speed import Laws, amounts_for
-from offloadtune.speeds import Phase
-
-Ints = NDArray[np.int64]
+from offloadtune.records import Settings
+from offloadtune.search.columns import Cards, Columns, cards_of
+from offloadtune.search.space import Space, start_settings
 
 N_SPLITS_MOST = 20
+"""Of all layers, or of as many as the user fixed."""
+_N_SPLITS_OF_FEWER = 8
+_N_COUNTS_OF_FEWER = 3
+"""Where not all layers have room, so many of the largest counts that have are divided otherwise."""
+
 _N_DEVICES = range(2, 5)
 _N_LOOKED_AT = 2000
 
 
-def split_candidates(space: Space, settings: Settings) -> tuple[tuple[float, ...], ...]:
-    """Splits of the layers of `settings` that fit, as layers a device, from all on the first to all on the last.
+def why_no_splits(space: Space) -> str:
+    """Why layers are divided as the engine does it, "" where the user says so or other ways are tried too."""
+    if _is_held(space):
+        return ""
+    n_devices = len(cards_of(space))
+    if n_devices not in _N_DEVICES:
+        if space.n_devices in _N_DEVICES:
+            return "what each device has to give is not known"
+        return f"other divisions than the engine's, by free memory, are tried over {_N_DEVICES[-1]} devices at most"
+    return "" if len(split_placements(space)[0]) else "the devices have room for no other division than the engine's"
 
-    Among these `N_SPLITS_MOST` at most are the engine's own, by free memory, and the one that is expected to be the
-    fastest where speeds are foretold. () where there is nothing to divide, or devices are named: what each of those has
-    to give is not known here.
+
+def split_placements(space: Space) -> tuple[Ints, Ints]:
+    """(n_gpu_layers, n_cpu_moe, n_cpu_ffn) of placements that are divided otherwise than the engine would, and layers a device.
+
+    All layers where they have room, else a few of the largest counts. With experts in main memory, which the engine
+    does not heed, the division that fills the devices alike.
     """
-    k = space.everything if settings.n_gpu_layers < 0 else min(settings.n_gpu_layers, space.everything)
-    n_devices = len(space.device_free_bytes)
-    if n_devices not in _N_DEVICES or k < 1 or settings.devices is not None:
-        return ()
-    laws = None if space.laws is None else space.laws(settings)
-    if laws is not None and len(laws.rig.devices) != n_devices:
-        laws = None
-    by_engine = _by_free_memory(space, k)
-    splits = np.unique(np.vstack([by_engine, _divisions(k, n_devices)]), axis=0)[::-1]
-    splits = splits[_that_fit(space, settings, splits, laws)]
+    base, cards = start_settings(space), cards_of(space)
+    none = np.zeros((0, 3), dtype=np.int64), np.zeros((0, len(cards)), dtype=np.int64)
+    if len(cards) not in _N_DEVICES or _is_held(space):
+        return none
+    found: list[tuple[Settings, Ints]] = []
+    held = {**space.kept, **space.fixed}
+    if "n_gpu_layers" in held:
+        found.append((base, split_candidates(space, base)))
+    else:
+        found += _largest(space, base)
+        if space.facts.n_expert and "n_cpu_moe" not in held:
+            whole = base.replace(n_gpu_layers=space.everything)
+            away = [whole.replace(n_cpu_moe=m) for m in range(1, space.facts.n_layer + 1)]
+            found += [(one, _most_even(space, one)) for one in away]
+    found = [(one, splits) for one, splits in found if len(splits)]
+    if not found:
+        return none
+    placed = [
+        np.repeat([[_n_layers(space, one), one.n_cpu_moe, one.n_cpu_ffn]], len(splits), axis=0) for one, splits in found
+    ]
+    return np.vstack(placed), np.vstack([splits for _, splits in found])
+
+
+def _is_held(space: Space) -> bool:
+    """Whether the user, or the self-test, says how layers are divided, or that there is nothing to divide."""
+    held = {**space.kept, **space.fixed}
+    return "tensor_split" in held or held.get("devices") == ()
+
+
+def with_splits(space: Space, placements: Ints) -> tuple[Ints, Ints]:
+    """(has devices, n_gpu_layers, n_cpu_moe, n_cpu_ffn) as the engine divides them, then as it would not, and layers a device.
+
+    The latter are 0 on all where the engine divides.
+    """
+    divided, splits = split_placements(space)
+    by_engine = np.zeros((len(placements), splits.shape[1]), dtype=np.int64)
+    on_devices = np.hstack([np.ones((len(divided), 1), dtype=np.int64), divided])
+    return np.vstack([placements, on_devices]), np.vstack([by_engine, splits])
+
+
+def _largest(space: Space, base: Settings) -> list[tuple[Settings, Ints]]:
+    """Everything with its divisions, or the few largest counts of layers that have room with some division."""
+    found = []
+    for k in range(space.everything, 0, -1):
+        one, n_most = base.replace(n_gpu_layers=k), N_SPLITS_MOST if k == space.everything else _N_SPLITS_OF_FEWER
+        if len(splits := split_candidates(space, one, n_most)):
+            found.append((one, splits))
+        if found and (k == space.everything or len(found) == _N_COUNTS_OF_FEWER):
+            break
+    return found
+
+
+def split_candidates(space: Space, settings: Settings, n_most: int = N_SPLITS_MOST) -> Ints:
+    """Divisions of the layers of `settings` that every device holds, (n, n_devices), but for the engine's own.
+
+    From most on the first to most on the last; empty where there is nothing to divide.
+    """
+    cards, k = cards_of(space), _n_layers(space, settings)
+    if k < 1 or len(cards) not in _N_DEVICES:
+        return np.zeros((0, len(cards)), dtype=np.int64)
+    splits, _ = _that_fit(space, settings, cards)
+    is_own = (splits == _by_free_memory(space, cards, k)).all(axis=1)
+    splits = splits[~is_own]
+    return splits[_far_apart(splits, _filled_in_turn(splits), n_most)] if len(splits) else splits
+
+
+def _most_even(space: Space, settings: Settings) -> Ints:
+    """The division that leaves the fullest device the most room, (1, n_devices); empty where it is the engine's own."""
+    cards = cards_of(space)
+    splits, fullest_frac = _that_fit(space, settings, cards)
     if not len(splits):
-        return ()
-    kept = {0, len(splits) - 1, *np.flatnonzero((splits == by_engine).all(axis=1)).tolist()}
-    if laws is not None:
-        kept.add(_fastest(space, settings, splits, laws))
-    return tuple(tuple(map(float, splits[i])) for i in _far_apart(splits, kept))
+        return splits
+    best = splits[[int(fullest_frac.argmin())]]
+    is_own = (best == _by_free_memory(space, cards, _n_layers(space, settings))).all()
+    return best[:0] if is_own else best
 
 
-def _by_free_memory(space: Space, k: int) -> Ints:
+def _n_layers(space: Space, settings: Settings) -> int:
+    k = settings.n_gpu_layers
+    return space.everything if k < 0 else min(k, space.everything)
+
+
+def _that_fit(space: Space, settings: Settings, cards: Cards) -> tuple[Ints, Floats]:
+    """Divisions whose weights and cache every device holds, and how full the fullest is with all that they take."""
+    splits = _divisions(_n_layers(space, settings), len(cards))
+    layers = np.full(len(splits), settings.n_gpu_layers, dtype=np.int64)
+    ones = np.ones_like(layers)
+    grid = grid_of(space.facts, settings, n_gpu_layers=layers, splits=splits)
+    columns = Columns.over(space.facts, grid, cards, n_threads=ones, n_threads_batch=ones, is_pinned=ones > 1)
+    fits = have_room(space, columns, cards)
+    return splits[fits], (columns.bytes_of_each / _free_of(cards)).max(axis=0)[fits]
+
+
+def have_room(space: Space, columns: Columns, cards: Cards) -> Bools:
+    """Whether the least that settings can take is on no device more than it has, nor altogether than may be taken."""
+    return np.asarray(
+        (columns.least_bytes <= space.device_bytes) & (columns.least_of_each <= _free_of(cards)).all(axis=0)
+    )
+
+
+def _free_of(cards: Cards) -> Ints:
+    return np.maximum(np.array(cards.free_bytes, dtype=np.int64), 1)[:, None]
+
+
+def _by_free_memory(space: Space, cards: Cards, k: int) -> Ints:
     """Layers a device by the engine's own rule."""
     n_layer = space.facts.n_layer
-    slices = slices_of(Grid.over(n_layer, n_gpu_layers=k), n_layer, space.device_free_bytes)
+    slices = slices_of(Grid.over(n_layer, n_gpu_layers=k), n_layer, cards.free_bytes)
     return np.asarray((slices.end - slices.begin)[:, 0])
 
 
@@ -66,45 +166,20 @@ def _divisions(k: int, n_devices: int) -> Ints:
         n_parts -= 1
     inner = itertools.combinations_with_replacement(range(n_parts + 1), n_devices - 1)
     edges = np.array([(0, *some, n_parts) for some in inner], dtype=np.int64)
-    return np.diff(edges * k // n_parts, axis=1)
+    return np.unique(np.diff(edges * k // n_parts, axis=1), axis=0)[::-1]
 
 
-def _that_fit(space: Space, settings: Settings, splits: Ints, laws: Laws | None) -> NDArray[np.bool_]:
-    """By footprint on every device; what the driver takes of all of them is laid on each alike."""
-    free, n_devices = space.device_free_bytes, len(space.device_free_bytes)
-    names = tuple(device.name for device in laws.rig.devices) if laws else ()
-    room = Room(
-        names=names or ("",) * n_devices,
-        backends=tuple(map(backend_of, names)) or (GENERIC,) * n_devices,
-        free_bytes=free,
-        runtime_bytes=(math.ceil(space.runtime_bytes / n_devices),) * n_devices,
-        margin_bytes=tuple(0 if space.runtime_bytes else margin_of(n_bytes) for n_bytes in free),
-        shares=tuple(map(float, free)),
-    )
-    layers = np.full(len(splits), settings.n_gpu_layers, dtype=np.int64)
-    grid = grid_of(space.facts, settings, n_gpu_layers=layers, splits=splits)
-    return fits(reckon(space.facts, grid, room.backends, room.shares), room, is_mapped=is_mapped(settings))
+def _filled_in_turn(splits: Ints) -> set[int]:
+    """Indices of those that put the most they can on one device, then on the next, in any order of devices."""
+    orders = itertools.permutations(range(splits.shape[1]))
+    return {int(np.lexsort(splits[:, order[::-1]].T)[-1]) for order in orders}
 
 
-def _fastest(space: Space, settings: Settings, splits: Ints, laws: Laws) -> int:
-    """Index of the split that the law likes best for the goal."""
-    workload, alone = space.workload, settings.replace(n_seq_max=1)  # visits write one sequence
-    each = [alone.replace(tensor_split=tuple(split)) for split in splits.tolist()]
-    n_prompt, depth = workload.n_prompt_new, workload.n_prefix_cached
-    asked = {Phase.PREFILL: (n_prompt, depth), Phase.DECODE: (1, depth + n_prompt)}
-    prompt_s, token_s = (
-        laws.of(phase).interval(amounts_for(phase, space.facts, each, laws.rig, n_prompt=n, depth=at))[0]
-        for phase, (n, at) in asked.items()
-    )
-    n_prompts, n_tokens = {Goal.TTFT: (1, 0), Goal.DECODE: (0, 1)}.get(space.goal, (1, workload.n_gen - 1))
-    return int(np.argmin(n_prompts * prompt_s + n_tokens * token_s))
-
-
-def _far_apart(splits: Ints, kept: Collection[int]) -> list[int]:
-    """Indices of `kept` and of those farthest from all taken before, up to `N_SPLITS_MOST`, in their order."""
+def _far_apart(splits: Ints, kept: Collection[int], n_most: int) -> list[int]:
+    """Indices of `kept` and of those farthest from all taken before, up to `n_most`, in their order."""
     taken = sorted(kept)
     apart = np.abs(splits[:, None] - splits[taken][None]).sum(axis=2).min(axis=1)
-    while len(taken) < N_SPLITS_MOST and apart.any():
+    while len(taken) < n_most and apart.any():
         taken.append(int(apart.argmax()))
         apart = np.minimum(apart, np.abs(splits - splits[taken[-1]]).sum(axis=1))
     return sorted(taken)

@@ -22,7 +22,7 @@ import numpy as np
 
 from offloadtune.footprint.anatomy import Bools, Ints
 from offloadtune.records import Goal, Settings, TrialResult
-from offloadtune.search.columns import Columns
+from offloadtune.search.columns import Columns, cards_of
 from offloadtune.search.cost import measured
 from offloadtune.search.expecting import Foretold, foretold, laws_for
 from offloadtune.search.grid import Choices
@@ -128,17 +128,25 @@ def _ubatch_on_host(view: View, _: Phase, *, n: int) -> Floats:
     return np.where(view.columns.grid.n_ubatch == n, view.host, 0.0)
 
 
+def _on_device(view: View, _: Phase, *, i: int) -> Floats:
+    return view.foretold.device_shares[i]
+
+
 def _filled_beyond(view: View, _: Phase, *, part: float) -> Floats:
     return _one_where(view.filled > part)
 
 
-def _traits(n_ubatches: Sequence[int]) -> list[Trait]:
+def _traits(n_ubatches: Sequence[int], n_devices: int) -> list[Trait]:
     return [
         Trait(name="all", width=0.1, values=lambda view, _: np.ones(len(view.columns))),
         Trait(name="work of the host", width=0.15, values=lambda view, _: view.host),
         Trait(name="work over the link", width=0.15, values=lambda view, _: view.foretold.link_share),
         Trait(name="the CPU alone", width=0.1, values=lambda view, _: _one_where(~view.columns.grid.has_devices)),
         Trait(name="all on the device", width=0.05, values=lambda view, _: _one_where(~view.columns.works_on_host)),
+        *(
+            Trait(name=f"work of device {i}", width=0.01, values=functools.partial(_on_device, i=i))
+            for i in range(1, n_devices)
+        ),
         Trait(name="experts away", width=0.05, values=lambda view, _: _one_where(view.columns.grid.n_cpu_moe > 0)),
         Trait(name="FFN away", width=0.05, values=lambda view, _: _one_where(view.columns.grid.n_cpu_ffn > 0)),
         Trait(
@@ -221,7 +229,8 @@ def _traits(n_ubatches: Sequence[int]) -> list[Trait]:
 
 def believe(space: Space, choices: Choices, results: Sequence[TrialResult], rated: Sequence[bool]) -> Belief:
     """The belief after `results`, all of which ran and were measured; the best is among those that are `rated`."""
-    tried = Columns.of(space.facts, [result.trial.settings.replace(n_seq_max=1) for result in results])
+    alone = [result.trial.settings.replace(n_seq_max=1) for result in results]
+    tried = Columns.of(space.facts, alone, cards_of(space))
     laws_of = laws_for(space)
     models = {}
     for phase in Phase:
@@ -286,7 +295,8 @@ class _Model:
     """
 
     def __init__(self, phase: Phase, candidates: View, tried: View, results: Sequence[TrialResult]) -> None:
-        traits = _traits(np.unique(candidates.columns.grid.n_ubatch).tolist())
+        n_devices = len(candidates.foretold.device_shares)
+        traits = _traits(np.unique(candidates.columns.grid.n_ubatch).tolist(), n_devices)
         self._candidates, self._tried = candidates.foretold, tried.foretold
         self._root = _root(self._candidates.covariance)
         self._design, self._tried_design = (

@@ -10,12 +10,14 @@ the interval shows that it is one.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from offloadtune.speed.blocks import Floats
 from offloadtune.speed.constants import CONSTANTS, Constant
 from offloadtune.speed.law import Law
 from offloadtune.speed.terms import Term, terms_of
@@ -57,6 +59,9 @@ _READ_AT_MOST_FRAC = 0.98
 _PAGEABLE_AT_MOST = 32e9
 """Whatever the link: memory that is not pinned is copied by the CPU first."""
 
+_TWINS_FRAC = 0.95
+"""Of what is uncertain of one device so much is the same of another of its make."""
+
 _WIDTH_TYPICAL = 0.6
 """Of what nobody says: the truth may be twice as much, or half."""
 
@@ -72,10 +77,19 @@ def prior_of(phase: Phase, rig: Rig, *, is_float: bool = False, constants: Mappi
         phase=phase,
         terms=terms,
         mean=mean,
-        covariance=np.diag((mean * width) ** 2),
+        covariance=_correlations(terms, rig) * np.outer(mean * width, mean * width),
         noise_frac=_NOISE_FRAC[phase],
         calibrated_noise_frac=_CALIBRATED_NOISE_FRAC[phase],
     )
+
+
+def _correlations(terms: tuple[Term, ...], rig: Rig) -> Floats:
+    """1 on the diagonal, and nearly that between the same terms of devices of which the same is known."""
+    makes = {str(i): dataclasses.replace(device, name="") for i, device in enumerate(rig.devices)}
+    known = {place: make for place, make in makes.items() if make.family or make.read_bytes_per_s}
+    groups = [(term.kind, known.get(term.place, term.place)) for term in terms]
+    are_twins = np.array([[one == other for other in groups] for one in groups], dtype=np.bool_)
+    return np.asarray(np.where(are_twins, _TWINS_FRAC, 0.0) + (1 - _TWINS_FRAC) * np.eye(len(terms)))
 
 
 def _coefficient(belief: Belief, constants: Mapping[str, Constant]) -> tuple[float, float]:

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offloadtune.footprint.anatomy import Bools, ById, Ints
-from offloadtune.footprint.compute import N_TOKENS_OFFLOADED
 from offloadtune.footprint.grid import Grid
 from offloadtune.footprint.weights import cells_of, slices_of
 from offloadtune.records import GgufFacts
@@ -254,7 +253,7 @@ class Placed:
     def _ubatch(self, n_tokens: Floats, n_cells: Floats, work: Work) -> Floats:
         """The amounts of one ubatch whose tokens see `n_cells` on average, all but what counts ubatches and prompts."""
         touched, flash, cells = self._touched(n_tokens**_PROMPT_VARIETY), self.grid.flash, _pad_256(n_cells)
-        is_lent = self.is_lent & (n_tokens >= N_TOKENS_OFFLOADED)
+        is_lent = self.is_lent & (n_tokens >= self.grid.lends_from)
         attends = [
             self._attention(share, n_tokens, n_cells, skips=skips)
             for share, skips in zip(self.devices, self.skips, strict=True)

@@ -317,7 +317,7 @@ def test_without_devices_nothing_is_offloaded() -> None:
     [
         (0, 1, {}, "n_gpu_layers, n_cpu_moe, n_cpu_ffn and op_offload: the engine lists no device"),
         (PLENTY, 1, {}, "n_cpu_moe: the model has no experts"),
-        (PLENTY, 2, {}, "tensor_split: the engine divides layers by the free memory of its devices"),
+        (PLENTY, 2, {}, "tensor_split: what each device has to give is not known"),
         (PLENTY, 1, {"n_batch": 300}, "n_ubatch 512: no ubatch is larger than its batch"),
         (
             PLENTY,

@@ -150,7 +150,7 @@ class Log:
 
 def start(tell_abort: Callable[[str], None]) -> tuple[Log, Any]:
     """Install the log, the abort callback and the backends; keep what is returned referenced."""
-    _check_fields(low.llama_model_params, ("devices", "tensor_split", "load_mode", "use_extra_bufts"))
+    _check_fields(low.llama_model_params, ("devices", "tensor_split", "load_mode", "use_extra_bufts", "no_host"))
     _check_fields(low.llama_context_params, ("n_outputs_max", "flash_attn_type", "op_offload", "kv_unified"))
     log = Log()
     callback = _AbortCallback(lambda text: tell_abort((text or b"").decode("utf-8", "replace")))
@@ -285,6 +285,7 @@ def model_params(settings: dict[str, Any]) -> tuple[Any, list[Any]]:
     params.n_gpu_layers = settings["n_gpu_layers"]
     params.load_mode = LOAD_MODES[settings["load_mode"]]
     params.use_extra_bufts = settings["use_extra_bufts"]
+    params.no_host = settings["no_host"]
     keep: list[Any] = []
     if settings["devices"] is not None:
         by_name = {dev_name(device).decode(): device for device in devices()}
