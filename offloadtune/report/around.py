@@ -74,9 +74,8 @@ def _runner_up_words(second: RunnerUp) -> str:
         return f"{took}."
     if second.verdict is Verdict.SLOWER:
         return f"{took}; it is faster, but not what was asked for."
-    return (
-        f"{took}, too few to tell." if second.ratio.n_samples == 1 else f"{took}, the same as far as the noise tells."
-    )
+    told = "too few to tell" if second.ratio.n_samples == 1 else "no difference beyond the noise"
+    return f"{took}, {told}."
 
 
 def _limit_words(limit: Limit) -> str:

@@ -61,10 +61,10 @@ def _changed(settings: Settings, base: Settings, names: Iterable[str]) -> Iterat
 
 def _layers_beside(settings: Settings, base: Settings) -> Iterator[str]:
     n, n_base = settings.n_gpu_layers, base.n_gpu_layers
-    where = f" of {' and '.join(settings.devices)}" if settings.devices and settings.devices != base.devices else ""
+    names = " and ".join(settings.devices or ()) if settings.devices != base.devices else ""
     if settings.devices == () != base.devices:
         yield "the CPU alone"
-    elif base.devices == () != settings.devices or where or min(n, n_base) < 0 <= max(n, n_base):
-        yield f"{format_count(n, 'layer') if n >= 0 else 'all layers'} on the device{where}"
+    elif base.devices == () != settings.devices or names or min(n, n_base) < 0 <= max(n, n_base):
+        yield f"{format_count(n, 'layer') if n >= 0 else 'all layers'} on {names or 'the device'}"
     elif n != n_base:
         yield f"{format_count(abs(n - n_base), 'layer')} {'more' if n > n_base else 'fewer'}"
