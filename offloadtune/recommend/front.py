@@ -71,7 +71,7 @@ def pareto_front(
     kept = front_of(points, tolerance_frac)
     most_bytes = max((point.device_bytes or 0 for point in kept), default=0)
     near_first = sorted(kept, key=lambda point: _distance(point, kept[0], most_bytes))
-    return Front(points=tuple(near_first), tolerance_frac=tolerance_frac)
+    return Front(points=tuple(near_first), n_ran=len(points), tolerance_frac=tolerance_frac)
 
 
 def front_of(points: Sequence[FrontPoint], tolerance_frac: float) -> list[FrontPoint]:

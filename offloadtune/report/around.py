@@ -20,11 +20,12 @@ _PHASES = {Goal.TTFT: ("prefill",), Goal.DECODE: ("decode",)}
 
 def front_lines(front: Front) -> Iterator[RenderableType]:
     """What else can be had, for what: the recommended settings and the nearest that beat them in something."""
-    if not front.points:
+    if front.n_ran < 2:
         return
     yield Text()
     if len(front.points) == 1:
-        yield Text(f"Nothing else that ran is better in anything by more than {front.tolerance_frac:.0%}.")
+        better = f"is better in anything by more than {front.tolerance_frac:.0%}"
+        yield Text(f"Of {front.n_ran} settings that ran none {better}.")
         return
     has_devices = any(point.device_bytes != 0 for point in front.points)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -79,7 +80,7 @@ def _runner_up_words(second: RunnerUp) -> str:
 
 
 def _limit_words(limit: Limit) -> str:
-    return f"{_sentence(limit.words)} ({limit.basis} law)."
+    return f"{_sentence(limit.words)} ({limit.basis} law: {limit.low_frac:.0%} to {limit.high_frac:.0%})."
 
 
 def _neighbour_words(neighbour: Neighbour) -> str:

@@ -1,14 +1,19 @@
 """What limits settings: the terms of the law that take most of the time, in words.
 
-A share is a term's part of the seconds that the law expects of one passage: bytes read, products, fixed costs.
+A share is a term's part of the seconds that the law expects of one passage: bytes read, products, fixed costs. With
+amounts a, coefficients theta of covariance C, and s = theta a, the share p_i = theta_i a_i / s has
+
+    variance of p_i  =  g' C g,     g_j = (a_i [i = j] - p_i a_j) / s
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+
+import numpy as np
 
 from offloadtune.records import GgufFacts, Settings
+from offloadtune.speed.law import N_SIGMA_90
 from offloadtune.speed.predicting import Laws, amounts_for
 from offloadtune.speed.terms import Term
 from offloadtune.speeds import Phase, Rig
@@ -50,20 +55,27 @@ def limits_of(facts: GgufFacts, settings: Settings, laws: Laws, *, n_prompt: int
             amounts_for(phase, facts, (alone,), rig, n_prompt=n_new, depth=n_cached)[:, 0]
             for rig in (laws.rig, any_threads)  # fewer threads make bytes slower, not more
         )
-        n_each: Mapping[Term, float] = dict(zip(law.terms, plain.tolist(), strict=True))
-        shares = sorted(law.shares(amounts).items(), key=lambda one: -one[1])
-        found += [
-            Limit(
+        seconds = float(law.mean @ amounts)
+        if seconds <= 0:
+            continue
+        shares = law.mean * amounts / seconds
+        slopes = (np.diag(amounts) - np.outer(shares, amounts)) / seconds
+        spreads = N_SIGMA_90 * np.sqrt(np.einsum("ij,jk,ik->i", slopes, law.covariance, slopes))
+        for i in np.argsort(-shares, kind="stable").tolist():
+            share, spread, term = float(shares[i]), float(spreads[i]), law.terms[i]
+            if share < LEAST_FRAC:
+                break
+            limit = Limit(
                 phase=phase.value,
                 term=term.name,
-                n_bytes=round(n_each[term]) if term.unit == "bytes" else None,
+                n_bytes=round(plain[i]) if term.unit == "bytes" else None,
                 share_frac=share,
-                words=_words(phase, term, n_each[term], share, laws.rig),
+                low_frac=max(share - spread, 0.0),
+                high_frac=min(share + spread, 1.0),
+                words=_words(phase, term, float(plain[i]), share, laws.rig),
                 basis=law.basis,
             )
-            for term, share in shares
-            if share >= LEAST_FRAC
-        ]
+            found.append(limit)
     return tuple(found)
 
 

@@ -20,7 +20,8 @@ from offloadtune.records import Basis, Goal, Outcome, Recommendation, Settings, 
 from offloadtune.search import Space
 from offloadtune.search.neighbours import neighbours_of
 from offloadtune.search.space import start_settings
-from offloadtune.speed import limits_of
+from offloadtune.speed import amounts_for, limits_of, run_of
+from offloadtune.speeds import Phase
 from offloadtune.sweeps import Explanation, Neighbour
 
 EXPERTS = with_experts((100 * MIB,) * 24)
@@ -306,9 +307,30 @@ def test_limits_are_shares_of_each_phase_with_the_bytes_of_the_file() -> None:
         shares = [one.share_frac for one in found if one.phase == phase]
         assert shares == sorted(shares, reverse=True)
         assert 0.5 < sum(shares) <= 1
+    assert all(0 <= one.low_frac < one.share_frac < one.high_frac <= 1 for one in found)
     token = next(one for one in found if one.phase == "decode")
     assert (token.term, token.n_bytes, token.basis) == ("host.weights", 12 * 100 * MIB, Basis.CATALOGUE)
     assert token.words == f"each token reads 1.17 GiB of weights from main memory: {token.share_frac:.0%} of its time"
+
+
+def test_what_a_run_shows_makes_shares_surer() -> None:
+    settings = start_settings(SPACE).replace(n_gpu_layers=13)
+    before = laws(FACTS, settings)
+    runs = []
+    for k in (0, 6, 13, 20, 25):
+        one = settings.replace(n_gpu_layers=k)
+        amounts = amounts_for(Phase.DECODE, FACTS, (one,), before.rig, n_prompt=1, depth=512)
+        seconds = float(before.decode.seconds(amounts)[0])
+        runs.append(run_of(before.decode, amounts[:, 0], seconds, 0.01))
+    widths = []
+    for known in (before, before.with_runs(runs)):
+        token = next(
+            one
+            for one in limits_of(FACTS, settings, known, n_prompt=512, depth=0)
+            if one.phase == "decode" and one.term == "host.weights"
+        )
+        widths.append(token.high_frac - token.low_frac)
+    assert widths[1] < 0.7 * widths[0]
 
 
 def test_fewer_threads_read_no_more_bytes_but_take_a_larger_part_of_the_time() -> None:

@@ -154,8 +154,10 @@ def test_what_lies_around_is_told_in_eight_lines(n_neighbours: int, unknown: str
 
 def test_nothing_to_tell_makes_no_section() -> None:
     assert screen(Group(*explanation_lines(Explanation(), Goal.TURN), *front_lines(Front()))) == ""
-    alone = Front(points=front().points[:1], tolerance_frac=0.02)
-    assert screen(Group(*front_lines(alone))) == "\nNothing else that ran is better in anything by more than 2%.\n"
+    alone = Front(points=front().points[:1], n_ran=1, tolerance_frac=0.02)
+    assert screen(Group(*front_lines(alone))) == ""
+    told = screen(Group(*front_lines(dataclasses.replace(alone, n_ran=7))))
+    assert told == "\nOf 7 settings that ran none is better in anything by more than 2%.\n"
 
 
 def test_memory_of_devices_has_no_column_where_there_are_none() -> None:
@@ -188,7 +190,7 @@ def test_what_an_engine_said_cannot_steer_the_terminal() -> None:
     text = screen(
         Group(
             *explanation_lines(Explanation(neighbours=hostile), Goal.TURN),
-            *front_lines(Front(points=(front().points[0], point))),
+            *front_lines(Front(points=(front().points[0], point), n_ran=2)),
         )
     )
     assert "[red]x" in text
