@@ -18,18 +18,27 @@ from offloadtune.recommend.evidence import Case, Round
 from offloadtune.records import Basis, Estimate, Outcome, Recommendation, Settings, TrialResult, Verdict
 from offloadtune.search import Space, differences, is_feasible, is_over_limit, ran_out
 from offloadtune.search.columns import Columns
+from offloadtune.search.expecting import LawsOf
 from offloadtune.search.grid import Choices
 from offloadtune.search.neighbours import neighbours_of
 from offloadtune.search.room import dominated
 from offloadtune.search.space import start_settings
-from offloadtune.search.surrogate import believe
-from offloadtune.speed import N_SIGMA_90, limits_of
+from offloadtune.search.surrogate import believe, weights_of
+from offloadtune.speed import N_SIGMA_90, limits_of, turn_of
+from offloadtune.speed.blocks import Floats
 from offloadtune.stats import inverse
 from offloadtune.sweeps import Explanation, Limit, Neighbour, RunnerUp
 from offloadtune.units import format_bytes
 
 _COVERAGE_FRAC = 0.9
 _NUMERICAL = (ArithmeticError, ValueError, np.linalg.LinAlgError)
+_TINY_S = 1e-12
+_FORM_FRAC = 0.2
+"""How far the law's form may be wrong (standard deviation) where the time is made up otherwise altogether.
+
+With it 90 of 100 steps lie inside their intervals on simulated machines, whose truth has another form than the law.
+"""
+
 _NO_LAW = "there is no law of this machine's speed that could be reckoned with"
 
 
@@ -148,9 +157,13 @@ def _no_room(case: Case, result: TrialResult | None) -> str:
     if result is None or not ran_out(result, limit_bytes):
         return ""
     if is_over_limit(result, limit_bytes):
-        took = format_bytes(sum(peak for _, peak in result.device_peak_bytes))
+        took = format_bytes(_peak_bytes(result))
         return f"it took {took}, and you allow {format_bytes(limit_bytes or 0)}"
     return f"it {'crashed' if result.outcome is Outcome.CRASHED else 'ran out of memory'} when tried"
+
+
+def _peak_bytes(result: TrialResult) -> int:
+    return sum(n_bytes for _, n_bytes in result.device_peak_bytes)
 
 
 def _ran_out_with_less(case: Case, others: Sequence[Settings]) -> list[str]:
@@ -171,7 +184,7 @@ def _end_words(result: TrialResult) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Room:
-    """What the devices give, and what they hold beyond the footprint of settings that ran."""
+    """What the devices give, which is no less than what ran took of them, and what they hold beyond any footprint."""
 
     given_bytes: int
     beyond_bytes: int
@@ -180,10 +193,10 @@ class _Room:
     @classmethod
     def of(cls, case: Case, chosen: TrialResult, footprint_bytes: int) -> _Room:
         space = case.space
-        peak = sum(n_bytes for _, n_bytes in chosen.device_peak_bytes)
+        peak = _peak_bytes(chosen)
         is_told = chosen.trial.settings.offloads and peak > 0
         return cls(
-            given_bytes=space.device_bytes,
+            given_bytes=max([space.device_bytes, *map(_peak_bytes, case.feasible.values())]),
             beyond_bytes=peak - footprint_bytes if is_told else space.runtime_bytes,
             is_limit=space.limit_bytes == space.device_bytes,
         )
@@ -203,26 +216,50 @@ def _reckoned(case: Case, ours: Settings, others: Sequence[Settings]) -> list[Es
     if space.laws is None or not others:
         return [None] * len(others)
     ran = [one for one in case.results if is_feasible(one, space.limit_bytes)]
-    columns = Columns.of(space.facts, others)
+    choices = Choices(base=start_settings(space), columns=Columns.of(space.facts, others))
     try:
-        law = space.laws(ours)
-        belief = believe(
-            space,
-            Choices(base=start_settings(space), columns=columns),
-            ran,
-            [one.trial.settings == ours for one in ran],
-        )
+        law, apart = space.laws(ours), _apart(space, space.laws, ours, others)
+        belief = believe(space, choices, ran, [one.trial.settings == ours for one in ran])
     except _NUMERICAL:
         return [None] * len(others)
     basis = Basis.CALIBRATED if law.decode.runs or law.prefill.runs else Basis.CATALOGUE
+    loadings = belief.loadings(np.arange(len(others)))  # the belief's own spread leaves out what cannot win
+    spread = np.sqrt((loadings**2).sum(axis=1) + belief.own**2 + (_FORM_FRAC * apart) ** 2)
     return [
         Estimate(
             p50=math.exp(middle),
-            low=math.exp(middle - N_SIGMA_90 * spread),
-            high=math.exp(middle + N_SIGMA_90 * spread),
+            low=math.exp(middle - reach),
+            high=math.exp(middle + reach),
             n_samples=0,
             coverage_frac=_COVERAGE_FRAC,
             basis=basis,
         )
-        for middle, spread in zip(belief.log_ratio.tolist(), belief.spread.tolist(), strict=True)
+        for middle, reach in zip(belief.log_ratio.tolist(), (N_SIGMA_90 * spread).tolist(), strict=True)
     ]
+
+
+def _apart(space: Space, laws_of: LawsOf, ours: Settings, others: Sequence[Settings]) -> Floats:
+    """How otherwise the time of each of `others` is made up than that of `ours`, as a part of it, 1 at most.
+
+    0 where all terms take as long, 1 where other terms do, or others altogether.
+    """
+
+    def seconds(settings: Settings) -> Floats:
+        laws, workload = laws_of(settings), space.workload
+        turn = turn_of(
+            space.facts,
+            settings.replace(n_seq_max=1),
+            laws,
+            n_prompt=workload.n_prompt_new,
+            depth=workload.n_prefix_cached,
+        )
+        prompt, step = weights_of(space)
+        return np.concatenate([prompt * laws.prefill.mean * turn.prompt, step * laws.decode.mean * turn.step])
+
+    here, there = seconds(ours), [seconds(one) for one in others]
+    return np.array(
+        [
+            min(float(np.abs(one - here).sum() / max(here.sum(), _TINY_S)), 1.0) if len(one) == len(here) else 1.0
+            for one in there
+        ]
+    )
