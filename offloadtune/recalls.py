@@ -5,11 +5,12 @@ Floor 0: standard library, records and units only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from offloadtune.records import Figures, Goal, Recommendation, StandsFor, Target, Workload
+from offloadtune.sweeps import Explanation, Front
 from offloadtune.units import format_count
 
 
@@ -104,3 +105,5 @@ class RecallReport:
     notes: tuple[str, ...]
     n_layer: int | None = None
     stands_for: StandsFor | None = None
+    front: Front = field(default_factory=Front)
+    explanation: Explanation = field(default_factory=Explanation)

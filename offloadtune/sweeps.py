@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from offloadtune.records import (
+    Basis,
     EngineBuild,
     Estimate,
     Figures,
@@ -22,6 +23,7 @@ from offloadtune.records import (
     Target,
     Trial,
     TrialResult,
+    Verdict,
     Workload,
 )
 
@@ -98,6 +100,98 @@ Teller = Callable[[Said], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FrontPoint:
+    """Measured settings that no others equal in everything and beat in something.
+
+    `changes` say what they have otherwise than the recommended ones, () for these. `device_bytes` is the peak on all
+    devices together, None where no device told it. Times are medians over `n_visits`; one says little.
+    """
+
+    trial: Trial
+    changes: tuple[str, ...]
+    ttft_s: float
+    decode_tok_per_s: float
+    n_ctx: int
+    device_bytes: int | None
+    n_visits: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """What can be had for what, of `n_ran` settings: the recommended first, the others by how far they are from them.
+
+    What differs by no more than `tolerance_frac` counts as equal.
+    """
+
+    points: tuple[FrontPoint, ...] = ()
+    n_ran: int = 0
+    tolerance_frac: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """Settings one step from the recommended ones: `words` say which.
+
+    They take `cost_ratio` times as long for the goal: measured side by side, or by a visit each where its `n_samples`
+    is 1; or reckoned, as its basis says. It is None where `no_room` says what memory they lack, or `unknown` why nobody
+    knows. They take `more_device_bytes` of the devices by the file's sizes, negative where that is less.
+    """
+
+    settings: Settings
+    words: str
+    cost_ratio: Estimate | None
+    more_device_bytes: int
+    no_room: str = ""
+    unknown: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What takes `share_frac` of the time of a phase, "prefill" or "decode", as the speed law has it.
+
+    The true share lies between `low_frac` and `high_frac` in 90 of 100 cases. `term` is the law's name of it, and
+    `n_bytes` what is read or copied each time, None for what is not counted in bytes. `words` are a sentence without
+    its full stop.
+    """
+
+    phase: str
+    term: str
+    n_bytes: int | None
+    share_frac: float
+    low_frac: float
+    high_frac: float
+    words: str
+    basis: Basis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerUp:
+    """The next best: `changes` say what it has otherwise.
+
+    It took `ratio` times as long for the goal as the recommended settings, and `verdict` is on these.
+    """
+
+    trial: Trial
+    changes: tuple[str, ...]
+    ratio: Estimate
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why the recommended settings: what lies around them, what limits them, and who came next.
+
+    `neighbours` are those first that tell most, `limits` the largest of each phase first. `unknown` says why nothing
+    could be reckoned, "" where it could.
+    """
+
+    neighbours: tuple[Neighbour, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    runner_up: RunnerUp | None = None
+    unknown: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepReport:
     """What a sweep found and where it stands. `baselines` holds those that ran, by name.
 
@@ -123,6 +217,8 @@ class SweepReport:
     journal_path: Path
     is_interrupted: bool
     duration_s: float
+    front: Front = field(default_factory=Front)
+    explanation: Explanation = field(default_factory=Explanation)
 
     @property
     def chosen(self) -> TrialResult | None:

@@ -39,7 +39,7 @@ from offloadtune.records import (
     Workload,
 )
 from offloadtune.store import SweepHeader
-from offloadtune.sweeps import SweepReport
+from offloadtune.sweeps import Explanation, Front, FrontPoint, Limit, Neighbour, RunnerUp, SweepReport
 
 GIB = 1 << 30
 CUDA0 = Device(
@@ -259,6 +259,84 @@ def recommendation(trial: Trial = TRIAL) -> Recommendation:
     )
 
 
+def front(trial: Trial = TRIAL) -> Front:
+    """More trade-offs than a screen shows; of one no device told what it takes."""
+    others = [
+        FrontPoint(
+            trial=dataclasses.replace(trial, settings=trial.settings.replace(n_gpu_layers=24 - n)),
+            changes=(f"{n} layers fewer", "n_ubatch 128", "8 threads for prompts", "op offload off")[: 1 + n % 4],
+            ttft_s=0.1805 * (1 + n / 40),
+            decode_tok_per_s=39.2 / (1 + n / 10),
+            n_ctx=2816 * (1 + n // 6),
+            device_bytes=None if n == 5 else 5 * GIB - n * (160 << 20),
+            n_visits=1,
+        )
+        for n in range(2, 9)
+    ]
+    chosen = FrontPoint(
+        trial=trial,
+        changes=(),
+        ttft_s=0.1805,
+        decode_tok_per_s=39.2,
+        n_ctx=2816,
+        device_bytes=5 * GIB,
+        n_visits=9,
+    )
+    return Front(points=(chosen, *others), n_ran=12, tolerance_frac=0.02)
+
+
+def explanation(trial: Trial = TRIAL) -> Explanation:
+    """Every kind of neighbour, more than a screen shows; the time of both phases; a runner-up that lost."""
+
+    def neighbour(words: str, ratio: Estimate | None = None, more: int = 0, **why: str) -> Neighbour:
+        return Neighbour(
+            settings=trial.settings.replace(n_ubatch=64),
+            words=words,
+            cost_ratio=ratio,
+            more_device_bytes=more,
+            **why,
+        )
+
+    once = Estimate(p50=1.004, low=0.0, high=math.inf, n_samples=1, coverage_frac=1.0)
+    law = dataclasses.replace(estimate(1.06, 0.02, 0), basis=Basis.CALIBRATED)
+    return Explanation(
+        neighbours=(
+            neighbour("1 layer more", more=170 << 20, no_room="needs about 5.17 GiB, there are 5.10 GiB"),
+            neighbour("1 layer fewer", law, -(170 << 20)),
+            neighbour("n_ctx 5632", once, 308 << 20),
+            neighbour("16 threads for decoding", unknown="it did not run when tried: [red]x\x1b[2J"),
+            neighbour("n_ubatch 512", estimate(1.02, 0.01, 9)),
+            neighbour("flash attention disabled", law, 1000),
+            neighbour("op offload off", law),
+        ),
+        limits=(
+            Limit(
+                phase="prefill",
+                term="0.flop",
+                n_bytes=None,
+                share_frac=0.61,
+                low_frac=0.5,
+                high_frac=0.72,
+                words="multiplying the weights on the device: 61% of the time of the prompt",
+                basis=Basis.CALIBRATED,
+            ),
+            Limit(
+                phase="decode",
+                term="host.weights",
+                n_bytes=4_187_593_113,
+                share_frac=0.71,
+                low_frac=0.64,
+                high_frac=0.78,
+                words="each token reads 3.90 GiB of weights from main memory: 71% of its time",
+                basis=Basis.CALIBRATED,
+            ),
+        ),
+        runner_up=RunnerUp(
+            trial=trial, changes=("1 layer fewer", "n_ubatch 512"), ratio=estimate(1.04, 0.02), verdict=Verdict.FASTER
+        ),
+    )
+
+
 def header() -> SweepHeader:
     return SweepHeader(
         offloadtune_version="0.1.0",
@@ -300,6 +378,8 @@ def report(trial: Trial = TRIAL, *, is_interrupted: bool = False) -> SweepReport
         journal_path=Path("/home/user/sweeps/rtx/x.jsonl"),
         is_interrupted=is_interrupted,
         duration_s=118.4,
+        front=front(trial),
+        explanation=explanation(trial),
     )
 
 
@@ -338,6 +418,8 @@ def recalled(trial: Trial = TRIAL) -> RecallReport:
         apply_text=report().apply_text,
         rests_on=summary(),
         notes=("The search went after ttft: one that goes after turn may find better settings.",),
+        front=front(trial),
+        explanation=explanation(trial),
     )
 
 

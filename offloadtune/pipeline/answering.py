@@ -21,6 +21,7 @@ from offloadtune.gguf import identify, sha256_of
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.measuring import Measuring
 from offloadtune.pipeline.rendering import apply_text, baseline_figures
+from offloadtune.recommend import explain, pareto_front
 from offloadtune.records import GgufFacts, Outcome, Target
 from offloadtune.sweeps import Listener, Said, SweepReport
 from offloadtune.units import format_bytes, format_count, format_seconds
@@ -55,17 +56,19 @@ def answer_sweep(measuring: Measuring, sha256_before: str | None) -> SweepReport
     profile = dataclasses.replace(profile, sha256=_proof(measuring, sha256_before))
     with deaf():
         _write(measuring, profile)
+        results, rounds = measuring.results, measuring.rounds
+        explanation = explain(measuring.foresight.beside(measuring.space), results, rounds, answer)
     return SweepReport(
         machine=measuring.machine,
         engine=measuring.engine,
         facts=measuring.facts,
         sha256=profile.sha256,
-        results=tuple(measuring.results),
-        n_rounds=len(measuring.rounds),
+        results=tuple(results),
+        n_rounds=len(rounds),
         n_resumed=measuring.n_resumed,
         n_model_loads=measuring.runner.n_model_loads,
         n_steps=measuring.plan.n_steps,
-        baselines=baseline_figures(measuring.space, measuring.results, measuring.rounds),
+        baselines=baseline_figures(measuring.space, results, rounds),
         recommendation=answer,
         skipped=search.skipped(measuring.space),
         apply_text=profile.apply_text,
@@ -74,6 +77,8 @@ def answer_sweep(measuring: Measuring, sha256_before: str | None) -> SweepReport
         journal_path=measuring.journal.path,
         is_interrupted=measuring.is_interrupted,
         duration_s=measuring.elapsed_s(),
+        front=pareto_front(measuring.space, results, rounds, answer),
+        explanation=explanation,
     )
 
 

@@ -13,8 +13,10 @@ from offloadtune.errors import UnknownNameError, UsageError
 from offloadtune.gguf import read_gguf
 from offloadtune.pipeline.recalling import Recalled, recall
 from offloadtune.pipeline.rendering import apply_text, baseline_figures, is_like_the_real
+from offloadtune.pipeline.speed_memory import SpeedMemory
 from offloadtune.pipeline.summing import summarise
 from offloadtune.recalls import JournalSummary, Question, RecallReport
+from offloadtune.recommend import explain, pareto_front
 from offloadtune.records import GgufFacts, StandsFor, Target
 from offloadtune.report.words import printable
 from offloadtune.sweeps import Listener, Said
@@ -27,6 +29,8 @@ def recommend_stored(question: Question, listen: Listener) -> RecallReport:
     recalled = recall(question, listen)
     answer, header, path = recalled.answer, recalled.stored.header, recalled.facts.path
     by_settings = {result.trial.settings: result for result in recalled.results}
+    measured = (recalled.results, recalled.rounds, answer)
+    speeds = SpeedMemory(recalled.facts, header.machine, header.engine)
     return RecallReport(
         path=path,
         gguf_id=header.gguf_id,
@@ -39,6 +43,8 @@ def recommend_stored(question: Question, listen: Listener) -> RecallReport:
         notes=recalled.notes,
         n_layer=recalled.facts.n_layer,
         stands_for=recalled.facts.stands_for,
+        front=pareto_front(recalled.space, *measured),
+        explanation=explain(dataclasses.replace(recalled.space, laws=speeds.laws), *measured),
     )
 
 

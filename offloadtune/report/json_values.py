@@ -57,6 +57,7 @@ def sweep_json(report: SweepReport) -> dict[str, Any]:
         "recommended": _recommended(report.recommendation),
         "expected": _expected(report),
         "memory": _memory(report),
+        **_around(report),
         "skipped": list(report.skipped),
         "apply": report.apply_text,
         "profile_path": str(report.profile_path),
@@ -108,10 +109,43 @@ def recall_json(report: RecallReport) -> dict[str, Any]:
         "trials": {"ok": rests_on.n_ok, "failed": rests_on.n_failed, "rounds": rests_on.n_rounds},
         "baselines": {name: _figures(one) for name, one in report.baselines.items()},
         "recommended": _recommended(report.recommendation),
+        **_around(report),
         "skipped": list(report.skipped),
         "apply": report.apply_text,
         "rests_on": _journal(rests_on),
         "notes": list(report.notes),
+    }
+
+
+def _around(report: SweepReport | RecallReport) -> dict[str, Any]:
+    """What else can be had, the recommended settings first, and why these won."""
+    second = report.explanation.runner_up
+    return {
+        "front": [
+            {
+                "settings": plain(point.trial.settings),
+                "changes": list(point.changes),
+                "ttft_s": point.ttft_s,
+                "decode_tok_per_s": point.decode_tok_per_s,
+                "n_ctx": point.n_ctx,
+                "device_bytes": point.device_bytes,
+                "n_visits": point.n_visits,
+            }
+            for point in report.front.points
+        ],
+        "front_tolerance_frac": report.front.tolerance_frac,
+        "explanation": {
+            "neighbours": plain(report.explanation.neighbours),
+            "limits": plain(report.explanation.limits),
+            "runner_up": second
+            and {
+                "settings": plain(second.trial.settings),
+                "changes": list(second.changes),
+                "ratio": plain(second.ratio),
+                "verdict": second.verdict.value,
+            },
+            "unknown": report.explanation.unknown or None,
+        },
     }
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offloadtune.recalls import JournalSummary, RecallReport, UnreadableJournal
+from offloadtune.report.around import explanation_lines, front_lines
 from offloadtune.report.standins import STANDIN_LIMITS, standin_lines, standin_words
 from offloadtune.report.terminal import answer_lines, headline, use_lines
 from offloadtune.report.words import printable
@@ -21,6 +22,8 @@ def recall_view(report: RecallReport) -> RenderableType:
         *standin_lines(report.stands_for, report.n_layer),
         *answer_lines(report.recommendation, report.baselines, report.n_steps, report.skipped),
         *(Text(f"- {printable(note)}") for note in report.notes),
+        *front_lines(report.front),
+        *explanation_lines(report.explanation, report.recommendation.goal),
         *use_lines(report.recommendation, report.apply_text),
         Text(printable(report.rests_on.basis_words), style="dim"),
     )

@@ -22,6 +22,7 @@ from offloadtune.records import (
     Settings,
     Target,
 )
+from offloadtune.report.around import explanation_lines, front_lines
 from offloadtune.report.standins import standin_lines
 from offloadtune.report.words import largest_tensors, printable
 from offloadtune.sweeps import SweepReport
@@ -90,6 +91,8 @@ def sweep_view(report: SweepReport) -> RenderableType:
         *answer_lines(report.recommendation, report.baselines, report.n_steps, report.skipped),
         *_expected_lines(report),
         *_memory_lines(report),
+        *front_lines(report.front),
+        *explanation_lines(report.explanation, report.recommendation.goal),
         *use_lines(report.recommendation, report.apply_text),
         Text(_outcome_words(report), style="dim"),
         Text(f"the same as a file: {report.apply_path}"),

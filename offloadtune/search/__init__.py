@@ -1,5 +1,6 @@
 """Which trial is next: pure functions of what is known so far.
 
+words      what some settings have otherwise than others
 space      what may be tried, where the search begins, what its answer is compared with
 cost       what a goal makes small
 columns    settings as arrays, with the bytes that they take
@@ -27,6 +28,7 @@ from offloadtune.search.space import (
     settings_of_target,
     settings_to_fit,
 )
+from offloadtune.search.words import differences
 
 __all__ = [
     "FIT_MARGIN_BYTES",
@@ -35,6 +37,7 @@ __all__ = [
     "baseline_trials",
     "can_fit",
     "candidates",
+    "differences",
     "expected",
     "finalists",
     "is_feasible",

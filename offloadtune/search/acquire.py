@@ -21,8 +21,8 @@ from offloadtune.search.grid import Choices, choices_of
 from offloadtune.search.room import dominated, wall_of
 from offloadtune.search.space import Space
 from offloadtune.search.surrogate import Belief, believe
+from offloadtune.search.words import what_is_new
 from offloadtune.speed.blocks import Floats
-from offloadtune.units import format_count, format_split
 
 LEAST_GAIN_FRAC = 0.003
 """What no candidate can be expected to gain any more when the search ends."""
@@ -71,7 +71,8 @@ def next_best(space: Space, results: Sequence[TrialResult]) -> Trial | None:
     if not gain.any():
         return None
     i = int(np.argmax(gain / cost_s(space, belief, loads, results)))
-    return space.trial(choices.settings(i), _why(space, choices.settings(i), ran[belief.i_best].trial.settings))
+    settings, best = choices.settings(i), ran[belief.i_best].trial.settings
+    return space.trial(settings, what_is_new(settings, best, space.everything))
 
 
 def is_as_fixed(space: Space, result: TrialResult) -> bool:
@@ -192,31 +193,3 @@ def is_open(space: Space, choices: Choices, results: Sequence[TrialResult]) -> B
 
 
 _TELLS_NOTHING = {Outcome.TIMED_OUT, Outcome.LOAD_FAILED, Outcome.UNSUPPORTED, Outcome.CANCELLED}
-
-
-def _why(space: Space, settings: Settings, best: Settings) -> str:
-    """What is new beside the best so far, in a few words."""
-    words = []
-    if settings.devices == () and best.devices != ():
-        words.append("the CPU alone")
-    elif (settings.n_gpu_layers, settings.devices) != (best.n_gpu_layers, best.devices):
-        words.append(f"{settings.n_gpu_layers} of {space.everything} layers on the device")
-    if settings.tensor_split != best.tensor_split and settings.devices != ():
-        shares = settings.tensor_split
-        words.append(f"split {format_split(shares, ',')}" if shares else "split by the devices' free memory")
-    if settings.n_cpu_moe != best.n_cpu_moe:
-        away = f"the experts of {format_count(settings.n_cpu_moe, 'block')} in main memory"
-        words.append(away if settings.n_cpu_moe else "all experts with their layers")
-    if settings.n_cpu_ffn != best.n_cpu_ffn:
-        away = f"the feed-forward weights of {format_count(settings.n_cpu_ffn, 'block')} in main memory"
-        words.append(away if settings.n_cpu_ffn else "all feed-forward weights with their layers")
-    if settings.n_ubatch != best.n_ubatch:
-        words.append(f"n_ubatch {settings.n_ubatch}")
-    if settings.flash_attn_type != best.flash_attn_type:
-        words.append(f"flash attention {settings.flash_attn_type}")
-    for name, what in (("n_threads", "for decoding"), ("n_threads_batch", "for prompts")):
-        if getattr(settings, name) != getattr(best, name):
-            words.append(f"{format_count(getattr(settings, name), 'thread')} {what}")
-    if settings.op_offload != best.op_offload:
-        words.append(f"op offload {'on' if settings.op_offload else 'off'}")
-    return ", ".join(words) or "the best so far with other small settings"

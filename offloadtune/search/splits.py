@@ -43,7 +43,7 @@ def why_no_splits(space: Space) -> str:
 
 
 def split_placements(space: Space) -> tuple[Ints, Ints]:
-    """(n_gpu_layers, n_cpu_moe, n_cpu_ffn) of placements that are divided otherwise than the engine would, and layers a device.
+    """(n_gpu_layers, n_cpu_moe, n_cpu_ffn) of placements divided otherwise than by the engine, and layers a device.
 
     All layers where they have room, else a few of the largest counts. With experts in main memory, which the engine
     does not heed, the division that fills the devices alike.
@@ -78,7 +78,7 @@ def _is_held(space: Space) -> bool:
 
 
 def with_splits(space: Space, placements: Ints) -> tuple[Ints, Ints]:
-    """(has devices, n_gpu_layers, n_cpu_moe, n_cpu_ffn) as the engine divides them, then as it would not, and layers a device.
+    """(has devices, n_gpu_layers, n_cpu_moe, n_cpu_ffn), as the engine divides and as it would not; layers a device.
 
     The latter are 0 on all where the engine divides.
     """

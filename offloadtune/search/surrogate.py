@@ -246,7 +246,7 @@ def believe(space: Space, choices: Choices, results: Sequence[TrialResult], rate
         )
         models[phase] = _Model(phase, of_candidates, of_tried, results)
     prompt, step = models[Phase.PREFILL], models[Phase.DECODE]
-    weights = _weights(space)
+    weights = weights_of(space)
     cost_tried = _cost(weights, prompt.tried_log_s, step.tried_log_s)
     best = int(np.argmin(np.where(rated, cost_tried, math.inf)))
     cost = _cost(weights, prompt.log_s, step.log_s)
@@ -277,7 +277,7 @@ def believe(space: Space, choices: Choices, results: Sequence[TrialResult], rate
     )
 
 
-def _weights(space: Space) -> tuple[float, float]:
+def weights_of(space: Space) -> tuple[float, float]:
     """How much of the goal's cost a second of the prompt is, and one of a token."""
     if space.goal is Goal.TTFT:
         return 1.0, 0.0

@@ -7,6 +7,7 @@ priors      what is believed of a rig before any run on it
 constants   the numbers that priors are made of, fitted on published records
 predicting  both phases together -> seconds, tokens a second, intervals
 bounds      the roofline: what no run can exceed
+limits      what takes most of the time
 gains       what more of a machine, or less to read, would bring
 design      which short runs teach a law most
 checks      what it has learnt, and how far runs lie from it that had no say
@@ -18,6 +19,7 @@ from offloadtune.speed.bounds import least_seconds
 from offloadtune.speed.depths import device_layers_around, extrapolated, read_bytes
 from offloadtune.speed.gains import Turn, best_first, gain_of, next_quant_down, turn_of
 from offloadtune.speed.law import N_SIGMA_90, Law, calibrated, contradiction, misses, residuals_of, run_of, shifted
+from offloadtune.speed.limits import limits_of
 from offloadtune.speed.predicting import (
     N_PROMPT_USUAL,
     Laws,
@@ -54,6 +56,7 @@ __all__ = [
     "laws_of",
     "laws_of_kind",
     "least_seconds",
+    "limits_of",
     "misses",
     "next_quant_down",
     "predict",

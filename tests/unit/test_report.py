@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from golden import check_golden
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from sample_records import (
     BARE_MACHINE,
     CPU,
@@ -24,7 +25,9 @@ from sample_records import (
     TRIAL,
     UNDECIDED,
     estimate,
+    explanation,
     figures,
+    front,
     journals,
     recalled,
     recommendation,
@@ -35,7 +38,7 @@ from sample_records import (
 from offloadtune.cli import console
 from offloadtune.conditions import Disturbance, DisturbanceKind
 from offloadtune.plans import CacheCost
-from offloadtune.records import Outcome, Target, Trial
+from offloadtune.records import Goal, Outcome, Target, Trial, Verdict
 from offloadtune.report import (
     history_json,
     history_view,
@@ -48,6 +51,8 @@ from offloadtune.report import (
     sweep_json,
     sweep_view,
 )
+from offloadtune.report.around import explanation_lines, front_lines
+from offloadtune.sweeps import Explanation, Front, RunnerUp
 
 SERVER_TRIAL = Trial(settings=SERVER_SETTINGS, target=Target.LLAMA_SERVER, why="x")
 CPU_TRIAL = Trial(settings=CPU_ONLY, target=Target.LLAMA_CPP_PYTHON, why="x")
@@ -125,6 +130,73 @@ def test_output_that_is_no_terminal_is_not_broken(capsys: pytest.CaptureFixture[
     assert f"profile: {'/p' * 2000}" in lines
 
 
+def around(text: str) -> list[str]:
+    """The lines of the section."""
+    lines = text.partition("Around it, ")[2].splitlines()[1:]
+    return lines[: lines.index("")]
+
+
+@pytest.mark.parametrize("n_neighbours", [0, 1, 4, 5, 6, 40])
+@pytest.mark.parametrize("unknown", ["", "there is no law"])
+@pytest.mark.parametrize("goal", Goal)
+def test_what_lies_around_is_told_in_eight_lines(n_neighbours: int, unknown: str, goal: Goal) -> None:
+    one, some = explanation(), explanation().neighbours
+    many = tuple(some[i % len(some)] for i in range(n_neighbours))
+    text = screen(Group(*explanation_lines(dataclasses.replace(one, neighbours=many, unknown=unknown), goal), "", ""))
+    lines = around(text)
+    assert len(lines) <= 8
+    n_told = sum(" as long" in line or line.startswith("- No room") for line in lines) - 1  # the runner-up
+    hidden = re.search(r"(\d+) more steps? with --json", text)
+    assert n_told + (int(hidden[1]) if hidden else 0) == n_neighbours
+    assert any("- Multiplying" in line for line in lines) == (goal is not Goal.DECODE)
+    assert any("- Each token" in line for line in lines) == (goal is not Goal.TTFT)
+
+
+def test_nothing_to_tell_makes_no_section() -> None:
+    assert screen(Group(*explanation_lines(Explanation(), Goal.TURN), *front_lines(Front()))) == ""
+    alone = Front(points=front().points[:1], n_ran=1, tolerance_frac=0.02)
+    assert screen(Group(*front_lines(alone))) == ""
+    told = screen(Group(*front_lines(dataclasses.replace(alone, n_ran=7))))
+    assert told == "\nOf 7 settings that ran none is better in anything by more than 2%.\n"
+
+
+def test_memory_of_devices_has_no_column_where_there_are_none() -> None:
+    bare = tuple(dataclasses.replace(one, device_bytes=0) for one in front().points)
+    assert "on devices" in screen(Group(*front_lines(front())))
+    assert "on devices" not in screen(Group(*front_lines(dataclasses.replace(front(), points=bare))))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "n_samples", "end"),
+    [
+        (Verdict.FASTER, 9, "9 rounds)."),
+        (Verdict.SAME, 9, "9 rounds), no difference beyond the noise."),
+        (Verdict.SAME, 1, "by one visit each, too few to tell."),
+        (Verdict.SLOWER, 9, "9 rounds); it is faster, but not what was asked for."),
+    ],
+)
+def test_the_runner_up_is_told_with_what_the_noise_leaves_of_it(verdict: Verdict, n_samples: int, end: str) -> None:
+    second = RunnerUp(trial=TRIAL, changes=("n_ubatch 512",), ratio=estimate(1.04, 0.02, n_samples), verdict=verdict)
+    (line,) = around(screen(Group(*explanation_lines(Explanation(runner_up=second), Goal.TURN), "")))
+    assert line.startswith("- Next came n_ubatch 512: 1.04x as long ")
+    assert line.endswith(end)
+
+
+def test_what_an_engine_said_cannot_steer_the_terminal() -> None:
+    hostile = tuple(
+        dataclasses.replace(one, words="\x1b[2J[red]x", no_room="\x1b]0;x\x07") for one in explanation().neighbours
+    )
+    point = dataclasses.replace(front().points[1], changes=("load_mode=\x1b[2J",))
+    text = screen(
+        Group(
+            *explanation_lines(Explanation(neighbours=hostile), Goal.TURN),
+            *front_lines(Front(points=(front().points[0], point), n_ran=2)),
+        )
+    )
+    assert "[red]x" in text
+    assert not set(text) & {"\x1b", "\x07"}
+
+
 # --- JSON ----------------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +227,27 @@ def test_the_sweep_has_the_promised_keys(capsys: pytest.CaptureFixture[str]) -> 
     assert best["verdict_vs_default"] == "same"
     assert best["reasons"] == list(recommendation().reasons)
     assert value["profile_path"] == str(report().profile_path)
+
+
+def test_what_else_can_be_had_and_why_is_whole_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    value = strict(sweep_json(report()), capsys)
+    assert strict(recall_json(recalled()), capsys)["front"] == value["front"]
+    assert len(value["front"]) == 8
+    first = value["front"][0]
+    assert (first["settings"]["n_gpu_layers"], first["changes"], first["n_visits"]) == (24, [], 9)
+    assert (first["ttft_s"], first["decode_tok_per_s"], first["n_ctx"]) == (0.1805, 39.2, 2816)
+    assert [one["device_bytes"] for one in value["front"]].count(None) == 1
+    assert value["front_tolerance_frac"] == 0.02
+    why = value["explanation"]
+    assert len(why["neighbours"]) == 7
+    more, fewer, twice, ended, *_ = why["neighbours"]
+    assert (more["cost_ratio"], more["no_room"]) == (None, "needs about 5.17 GiB, there are 5.10 GiB")
+    assert (fewer["cost_ratio"]["basis"], fewer["cost_ratio"]["p50"]) == ("calibrated", 1.06)
+    assert (twice["cost_ratio"]["basis"], twice["cost_ratio"]["high"]) == ("measured", None)
+    assert ended["unknown"].startswith("it did not run")
+    assert [one["share_frac"] for one in why["limits"]] == [0.61, 0.71]
+    assert (why["runner_up"]["verdict"], why["runner_up"]["changes"]) == ("faster", ["1 layer fewer", "n_ubatch 512"])
+    assert why["unknown"] is None
 
 
 def test_an_interval_without_ends_is_null(capsys: pytest.CaptureFixture[str]) -> None:

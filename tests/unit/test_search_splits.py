@@ -211,7 +211,7 @@ def test_experts_in_main_memory_are_made_up_for_on_the_devices() -> None:
     """The engine counts layers, however little is left of those whose experts are away."""
     space = space_on(150 * MIB, 150 * MIB, facts=with_experts((20 * MIB,) * 20))
     placed, splits = split_placements(space)
-    away = {int(m): tuple(split) for (k, m), split in zip(placed.tolist(), splits.tolist(), strict=True) if m}
+    away = {int(m): tuple(split) for (k, m, _), split in zip(placed.tolist(), splits.tolist(), strict=True) if m}
     first, second = away[10]
     assert first > second + 5
     evened, own = (
