@@ -207,6 +207,7 @@ def _why(space: Space, settings: Settings, best: Settings) -> str:
     if settings.n_cpu_ffn != best.n_cpu_ffn:
         away = f"the feed-forward weights of {format_count(settings.n_cpu_ffn, 'block')} in main memory"
         words.append(away if settings.n_cpu_ffn else "all feed-forward weights with their layers")
+    words += _cache_words(settings, best)
     if settings.n_ubatch != best.n_ubatch:
         words.append(f"n_ubatch {settings.n_ubatch}")
     if settings.flash_attn_type != best.flash_attn_type:
@@ -217,3 +218,15 @@ def _why(space: Space, settings: Settings, best: Settings) -> str:
     if settings.op_offload != best.op_offload:
         words.append(f"op offload {'on' if settings.op_offload else 'off'}")
     return ", ".join(words) or "the best so far with other small settings"
+
+
+def _cache_words(settings: Settings, best: Settings) -> list[str]:
+    """What is new about the cache."""
+    words = []
+    if settings.offload_kqv != best.offload_kqv:
+        words.append("the cache with its layers" if settings.offload_kqv else "the cache in main memory")
+    if settings.swa_full != best.swa_full:
+        words.append("the whole cache of sliding windows" if settings.swa_full else "no cache outside sliding windows")
+    if settings.type_v != best.type_v:
+        words.append(f"a cache of {settings.type_v}")
+    return words
