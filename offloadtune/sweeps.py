@@ -32,8 +32,9 @@ from offloadtune.records import (
 class SweepRequest:
     """What the user asked for.
 
-    `n_ctx` None means what the workload needs; `fixed` are settings not to be tried; `is_fresh` puts aside what an
-    earlier run of the same command left. `worker_command` starts another worker than ours, for tests.
+    `n_ctx` None means what the workload needs; `fixed` are settings not to be tried; `allow_kv_quant` lets a cache of
+    fewer bits be tried; `is_fresh` puts aside what an earlier run of the same command left. `worker_command`
+    starts another worker than ours, for tests.
     """
 
     path: Path
@@ -45,6 +46,7 @@ class SweepRequest:
     vram_limit_bytes: int | None = None
     endpoints: tuple[str, ...] = ()
     fixed: dict[str, Any] = field(default_factory=dict)
+    allow_kv_quant: bool = False
     prove: bool = False
     is_fresh: bool = False
     worker_command: tuple[str, ...] = ()

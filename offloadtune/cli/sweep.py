@@ -56,6 +56,9 @@ def sweep(  # noqa: PLR0913, PLR0917 - one parameter an option
     fix: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Fix a setting instead of trying it.")
     ] = None,
+    allow_kv_quant: Annotated[
+        bool, typer.Option("--allow-kv-quant", help="Try a q8_0 and a q4_0 KV cache too, and say how answers change.")
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what the same sweep measured before.")] = False,
     prove: Annotated[bool, typer.Option("--prove", help="Hash the whole file before and after.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -79,6 +82,7 @@ def sweep(  # noqa: PLR0913, PLR0917 - one parameter an option
         vram_limit_bytes=options.bytes_of("--vram-limit", vram_limit) if vram_limit else None,
         endpoints=tuple(rpc or ()),
         fixed=options.fixed_settings(fix or ()),
+        allow_kv_quant=allow_kv_quant,
         prove=prove,
         is_fresh=fresh,
     )

@@ -7,7 +7,7 @@ compute   what the graph needs on top: a rule, exact once identified
 reckon    all of it together, for one device or several and for the host
 """
 
-from offloadtune.footprint.anatomy import Backend, anatomy_of, has_dense_ffn
+from offloadtune.footprint.anatomy import Backend, anatomy_of, has_cache, has_dense_ffn
 from offloadtune.footprint.compute import Terms
 from offloadtune.footprint.fitting import (
     COMPUTE_BAND_FRAC,
@@ -51,6 +51,7 @@ __all__ = [
     "estimate_footprints",
     "fits",
     "grid_of",
+    "has_cache",
     "has_dense_ffn",
     "identify",
     "is_mapped",

@@ -188,6 +188,11 @@ def has_dense_ffn(facts: GgufFacts) -> bool:
     return bool(_parameters_of(ById(facts)).ffn.any())
 
 
+def has_cache(facts: GgufFacts) -> bool:
+    """Whether any block keeps keys and values; recurrent ones do not."""
+    return bool(anatomy_of(facts).n_values_k.any())
+
+
 def stored_bytes(tensor: TensorFacts, backend: Backend) -> int:
     """Bytes a tensor takes in a device's buffer."""
     alignment, row_padding = backend.alignment, backend.row_padding

@@ -275,6 +275,7 @@ class Measuring:
             target=self.request.target,
             n_ctx=wanted_n_ctx(self.request, self.facts),
             fixed=self.request.fixed,
+            allow_kv_quant=self.request.allow_kv_quant,
             limit_bytes=self.request.vram_limit_bytes,
             endpoints=self.request.endpoints,
             n_os_cpus=os.cpu_count(),

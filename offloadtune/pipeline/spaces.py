@@ -35,6 +35,7 @@ def space_of(facts: GgufFacts, header: store.SweepHeader, kept: Mapping[str, Any
         n_logical_cores=cpu.n_logical_cores,
         n_os_cpus=header.n_os_cpus or os.cpu_count() or 1,
         fixed=header.fixed,
+        allow_kv_quant=header.allow_kv_quant,
         n_fit_layers=header.n_fit_layers,
         no_fit=header.no_fit,
         lists_devices=bool(machine.offload_devices),

@@ -4,6 +4,7 @@ words      what some settings have otherwise than others
 space      what may be tried, where the search begins, what its answer is compared with
 cost       what a goal makes small
 columns    settings as arrays, with the bytes that they take
+caches     what of the cache may be tried
 grid       all settings that may be tried together: axes, and rules with their reasons
 expecting  what the speed law says of them
 surrogate  what is believed of their cost: the law, and what trials showed that it does not know

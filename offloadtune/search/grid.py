@@ -1,4 +1,4 @@
-"""All settings that may be tried together, as arrays: placements x batches x flash attention x threads x op offload.
+"""All settings that may be tried together, as arrays: placements x batches x flash attention x cache x threads x ...
 
 Placements are layers on the devices, experts kept from there, and how several devices divide the layers.
 
@@ -8,6 +8,7 @@ self-test holds takes the place of an axis. Built once a space: the footprints o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offloadtune.footprint import Grid, has_dense_ffn, is_mapped
+from offloadtune.footprint import BYTES_OF_32, Grid, has_dense_ffn, is_mapped
 from offloadtune.footprint.anatomy import Bools, Ints
 from offloadtune.records import Goal, Settings
+from offloadtune.search.caches import KV_NAMES, kv_types, offload_states, window_states
 from offloadtune.search.columns import Columns, cards_of
 from offloadtune.search.space import Space, start_settings
 from offloadtune.search.splits import have_room, with_splits
@@ -57,6 +59,10 @@ class Choices:
             n_threads=int(columns.n_threads[i]),
             n_threads_batch=int(columns.n_threads_batch[i]),
             op_offload=bool(grid.op_offload[i]),
+            offload_kqv=bool(grid.offload_kqv[i]),
+            swa_full=bool(grid.swa_full[i]),
+            type_k=KV_NAMES.get(int(grid.k32[i]), self.base.type_k),
+            type_v=KV_NAMES.get(int(grid.v32[i]), self.base.type_v),
         )
 
     def index_of(self, settings: Settings) -> int | None:
@@ -81,6 +87,9 @@ class Choices:
             "n_ubatch": grid.n_ubatch,
             "flash_attn_type": np.where(grid.flash, _flash_name(self.base), "disabled"),
             "op_offload": grid.op_offload,
+            "offload_kqv": grid.offload_kqv,
+            "swa_full": grid.swa_full,
+            "type_v": np.array([KV_NAMES.get(n, self.base.type_v) for n in grid.v32.tolist()]),
             "n_threads": columns.n_threads,
             "n_threads_batch": columns.n_threads_batch,
             "n_gpu_layers": self._layers,
@@ -116,6 +125,9 @@ class Choices:
             grid.n_ubatch,
             grid.flash,
             grid.op_offload,
+            grid.offload_kqv,
+            grid.swa_full,
+            grid.v32,
             columns.n_threads,
             columns.n_threads_batch,
         )
@@ -132,6 +144,9 @@ def _key(settings: Settings) -> tuple[Any, ...]:
         settings.n_ubatch,
         settings.flash_attn_type != "disabled",
         settings.op_offload,
+        settings.offload_kqv,
+        settings.swa_full,
+        BYTES_OF_32[settings.type_v],
         settings.n_threads,
         settings.n_threads_batch,
         settings.tensor_split,
@@ -172,6 +187,9 @@ AXES = (
         name="op_offload",
         values=lambda space, base: (base.op_offload, not base.op_offload) if space.has_devices else (base.op_offload,),
     ),
+    Axis(name="offload_kqv", values=offload_states),
+    Axis(name="swa_full", values=window_states),
+    Axis(name="type_v", values=kv_types),
 )
 THREADS = (Axis(name="n_threads", values=_thread_counts), Axis(name="n_threads_batch", values=_thread_counts))
 
@@ -224,6 +242,9 @@ class _Mesh:
     n_ubatch: Ints
     flash: Bools
     op_offload: Bools
+    offload_kqv: Bools
+    swa_full: Bools
+    v32: Ints
 
     def __getitem__(self, chosen: Bools | Ints) -> _Mesh:
         return _Mesh(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
@@ -263,7 +284,11 @@ RULES = (
     ),
     Rule(
         why="a quantised V cache needs flash attention",
-        allows=lambda _, base, mesh: mesh.flash | np.bool_(base.type_v in {"f32", "f16", "bf16"}),
+        allows=lambda _space, _base, mesh: mesh.flash | (mesh.v32 >= BYTES_OF_32["f16"]),
+    ),
+    Rule(
+        why="a cache in main memory is for blocks on a device, which attends to it with flash attention only",
+        allows=lambda _, base, mesh: (mesh.offload_kqv == base.offload_kqv) | (mesh.flash & (mesh.n_gpu_layers > 1)),
     ),
 )
 
@@ -286,6 +311,8 @@ _WORDS: dict[str, Callable[[list[Any]], str]] = {
     "n_cpu_ffn": lambda counts: f"n_cpu_ffn {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else ""),
     "flash": lambda states: f"flash attention {' and '.join('on' if one else 'off' for one in states)}",
     "op_offload": lambda states: f"op offload {' and '.join('on' if one else 'off' for one in states)}",
+    "offload_kqv": lambda _: "offload_kqv off",
+    "v32": lambda counts: f"a cache of {' or '.join(KV_NAMES.get(n, 'f16') for n in counts)}",
 }
 
 
@@ -322,6 +349,7 @@ def _choices(key: _BySpace) -> Choices:
     kept = np.ones(len(columns), dtype=np.bool_)
     if space.has_devices:
         kept &= have_room(space, columns, cards_of(space))
+        kept &= ~_is_needlessly_away(space, base, mesh)
     threads = _thread_pairs(space, base)
     kept &= _thinned(columns, kept, N_CHOICES_MOST // len(threads))
     rows, i_threads = _with_threads(columns, np.flatnonzero(kept), len(threads))
@@ -330,12 +358,24 @@ def _choices(key: _BySpace) -> Choices:
     return Choices(base=base, columns=columns)
 
 
+def _is_needlessly_away(space: Space, base: Settings, mesh: _Mesh) -> Bools:
+    """Whether the cache is in main memory though there is room for it where it is read."""
+    found = np.zeros(len(mesh.n_ubatch), dtype=np.bool_)
+    rows = np.flatnonzero(mesh.offload_kqv != base.offload_kqv)
+    if len(rows):
+        there = dataclasses.replace(mesh[rows], offload_kqv=np.full(len(rows), base.offload_kqv))
+        alone = np.ones(len(rows), dtype=np.int64)
+        found[rows] = _columns(space, base, there, alone, alone).device_bytes <= space.device_bytes
+    return found
+
+
 def _mesh(space: Space, base: Settings) -> _Mesh:
     values = [_values(space, base, axis) for axis in AXES]
     placements, splits = with_splits(space, np.array(_placements(space, base)))
     sizes = [len(placements), *(len(one) for one in values)]
     i_place, *indices = np.indices(sizes).reshape(len(sizes), -1)
-    n_ubatch, flash, op_offload = (np.array(one)[i] for one, i in zip(values, indices, strict=True))
+    columns = (np.array(one)[i] for one, i in zip(values, indices, strict=True))
+    n_ubatch, flash, op_offload, offload_kqv, swa_full, type_v = columns
     has_devices, n_gpu_layers, n_cpu_moe, n_cpu_ffn = placements[i_place].T
     return _Mesh(
         has_devices=has_devices.astype(np.bool_),
@@ -346,6 +386,9 @@ def _mesh(space: Space, base: Settings) -> _Mesh:
         n_ubatch=n_ubatch.astype(np.int64),
         flash=flash != "disabled",
         op_offload=op_offload.astype(np.bool_),
+        offload_kqv=offload_kqv.astype(np.bool_),
+        swa_full=swa_full.astype(np.bool_),
+        v32=np.array([BYTES_OF_32[name] for name in type_v.tolist()], dtype=np.int64),
     )
 
 
@@ -361,12 +404,12 @@ def _columns(space: Space, base: Settings, mesh: _Mesh, n_threads: Ints, n_threa
         n_ubatch=mesh.n_ubatch,
         n_seq_max=base.n_seq_max,
         n_outputs_max=base.n_outputs_max,
-        swa_full=base.swa_full,
-        offload_kqv=base.offload_kqv,
+        swa_full=mesh.swa_full,
+        offload_kqv=mesh.offload_kqv,
         op_offload=mesh.op_offload,
         unified=base.kv_unified,
-        k32=one.k32,
-        v32=one.v32,
+        k32=np.where(mesh.v32 == one.v32, one.k32, mesh.v32),
+        v32=mesh.v32,
         flash=mesh.flash,
         has_devices=mesh.has_devices,
         splits=mesh.splits.astype(np.float64) if mesh.splits.any() else one.splits,
@@ -398,6 +441,7 @@ def _thinned(columns: Columns, kept: Bools, n_most: int) -> Bools:
     grid = columns.grid
     places = _placement_numbers(grid)
     kinds = (grid.n_ubatch * 2 + grid.flash) * 2 + grid.op_offload
+    kinds = ((kinds * 2 + grid.offload_kqv) * 2 + grid.swa_full) * 256 + grid.v32
     largest = [
         rows[np.argsort(-columns.device_bytes[rows], kind="stable")[:_N_NEAR_THE_WALL]]
         for rows in (np.flatnonzero(kept & (kinds == kind)) for kind in np.unique(kinds))

@@ -23,7 +23,7 @@ from offloadtune.search.splits import why_no_splits
 from offloadtune.units import format_bytes
 
 _N_BEST_FINALISTS = 3
-_NEVER_VARIED = ("load_mode", "offload_kqv", "swa_full", "use_extra_bufts")
+_NEVER_VARIED = ("load_mode", "use_extra_bufts")
 
 
 def next_trial(space: Space, results: Sequence[TrialResult]) -> Trial | None:
@@ -112,7 +112,10 @@ def skipped(space: Space) -> tuple[str, ...]:
     reasons.append(f"{', '.join(_NEVER_VARIED)}: they stay as the front end has them, or as you or the self-test say")
     if space.n_devices > 1 and (why := why_no_splits(space)):
         reasons.append(f"tensor_split: {why}")
-    reasons.append("quantised KV cache: it changes the stored precision")
+    if not any(space.facts.is_swa):
+        reasons.append("swa_full: the model has no sliding window")
+    if not space.allow_kv_quant:
+        reasons.append("quantised KV cache: it changes the stored precision; --allow-kv-quant tries it")
     return tuple(reasons)
 
 

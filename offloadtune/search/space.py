@@ -23,7 +23,8 @@ class Space:
 
     `lists_devices` where the engine lists some, even if they have nothing to give now.
     `fixed` are settings the user named, `kept` those the self-test needs to stay alive; both hold everywhere, in
-    the baselines too, but for n_gpu_layers of the CPU alone. `limit_bytes` is the user's own limit on device memory.
+    the baselines too, but for n_gpu_layers of the CPU alone. `allow_kv_quant` where the user allows a cache of lower
+    precision than f16, which is never tried unasked. `limit_bytes` is the user's own limit on device memory.
     `n_fit_layers` is what llama.cpp's own --fit rule answered, None where it could not be asked and is estimated here;
     `no_fit` says why its answer cannot be tried at all, "" where it can.
     `runtime_bytes` is what earlier trials took of the devices beyond any footprint, 0 where none has told.
@@ -45,6 +46,7 @@ class Space:
     n_os_cpus: int
     fixed: Mapping[str, Any] = field(default_factory=dict)
     kept: Mapping[str, Any] = field(default_factory=dict)
+    allow_kv_quant: bool = False
     n_fit_layers: int | None = None
     no_fit: str = ""
     lists_devices: bool = False

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from offloadtune.footprint import BYTES_OF_32
 from offloadtune.footprint.anatomy import Bools, Ints
 from offloadtune.records import Goal, Settings, TrialResult
 from offloadtune.search.columns import Columns, cards_of
@@ -148,6 +149,21 @@ def _traits(n_ubatches: Sequence[int], n_devices: int) -> list[Trait]:
             for i in range(1, n_devices)
         ),
         Trait(name="experts away", width=0.05, values=lambda view, _: _one_where(view.columns.grid.n_cpu_moe > 0)),
+        Trait(
+            name="the cache away",
+            width=0.2,
+            values=lambda view, _: _one_where(view.columns.grid.offload_kqv != view.base.offload_kqv),
+        ),
+        Trait(
+            name="other windows",
+            width=0.05,
+            values=lambda view, _: _one_where(view.columns.grid.swa_full != view.base.swa_full),
+        ),
+        Trait(
+            name="a coarser cache",
+            width=0.1,
+            values=lambda view, _: _one_where(view.columns.grid.v32 != BYTES_OF_32[view.base.type_v]),
+        ),
         Trait(name="FFN away", width=0.05, values=lambda view, _: _one_where(view.columns.grid.n_cpu_ffn > 0)),
         Trait(
             name="larger ubatches on the device",

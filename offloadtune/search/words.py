@@ -33,8 +33,8 @@ _VARIED: dict[str, Callable[[Any], str]] = {
     ),
     "offload_kqv": lambda is_on: f"the cache {'with its layers' if is_on else 'in main memory'}",
     "swa_full": lambda is_on: "the whole cache of sliding windows" if is_on else "no cache outside sliding windows",
-    "type_k": lambda name: f"K cache {name}",
-    "type_v": lambda name: f"V cache {name}",
+    "type_k": lambda name: f"K of {name}",
+    "type_v": lambda name: f"V of {name}",
 }
 """What a search varies besides layers; whatever else differs is written as name=value."""
 

@@ -41,7 +41,7 @@ class SweepHeader:
     `n_fit_layers` is the answer of llama.cpp's --fit rule then, `no_fit` why there is none to be tried; `n_os_cpus`
     counted all CPUs of the system, None where that was not written down. `ruler` counts the ways of measuring there
     have been: figures of different ones are not compared. `n_layer` are the file's own layers, None where they were not
-    written down; `stands_for` as in `GgufFacts`.
+    written down; `stands_for` as in `GgufFacts`, `allow_kv_quant` as in `SweepRequest`.
     """
 
     offloadtune_version: str
@@ -65,6 +65,7 @@ class SweepHeader:
     ruler: int = 1
     n_layer: int | None = None
     stands_for: StandsFor | None = None
+    allow_kv_quant: bool = False
 
     def __post_init__(self) -> None:
         fixed = {name: tuple(value) if isinstance(value, list) else value for name, value in self.fixed.items()}
@@ -79,7 +80,8 @@ class SweepHeader:
         """What the user asked, whatever it was asked on."""
         workload = (self.workload.n_prefix_cached, self.workload.n_prompt_new, self.workload.n_gen)
         fixed = tuple(sorted(self.fixed.items()))
-        return (str(self.gguf_path), workload, self.goal, self.target, self.n_ctx, fixed, self.limit_bytes)
+        asked = (str(self.gguf_path), workload, self.goal, self.target, self.n_ctx, fixed, self.limit_bytes)
+        return (*asked, "allow_kv_quant") if self.allow_kv_quant else asked  # older journals keep their names
 
     @property
     def sweep_key(self) -> str:

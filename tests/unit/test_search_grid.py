@@ -13,7 +13,8 @@ from lawful import FACTS, lawful_space, with_experts, with_ffn
 from synthetic import MIB, made_up_facts, made_up_space
 
 from offloadtune.footprint import estimate_footprint, has_dense_ffn
-from offloadtune.records import Goal, Settings, Target
+from offloadtune.records import GgufFacts, Goal, Settings, Target
+from offloadtune.search import skipped
 from offloadtune.search.grid import AXES, IDLE, N_CHOICES_MOST, THREADS, choices_of, ruled_out
 from offloadtune.search.space import Space, start_settings
 
@@ -44,8 +45,8 @@ SPACES = st.builds(
             "n_ubatch": st.sampled_from([1, 64]),
             "n_gpu_layers": st.sampled_from([0, 1, 64]),
             "n_threads": st.just(3),
-            "n_cpu_moe": st.just(2),
-            "n_cpu_ffn": st.just(2),
+            "n_cpu_moe": st.just(1),
+            "n_cpu_ffn": st.just(1),
             "op_offload": st.booleans(),
         },
     ),
@@ -63,6 +64,11 @@ def test_every_candidate_may_be_tried(space: Space) -> None:
         assert {name: getattr(settings, name) for name in held} == held
         assert settings.n_ubatch <= settings.n_batch <= settings.n_ctx == space.n_ctx
         assert (settings.type_k, settings.type_v, settings.n_seq_max) == (base.type_k, base.type_v, base.n_seq_max)
+        assert settings.swa_full == base.swa_full
+        if settings.offload_kqv != base.offload_kqv:  # tried only where it makes room that is needed
+            there = settings.replace(offload_kqv=base.offload_kqv)
+            assert settings.flash_attn_type != "disabled"
+            assert estimate_footprint(space.facts, there).bytes > space.device_bytes
         if space.has_devices:
             assert estimate_footprint(space.facts, settings).least_bytes <= space.device_bytes
         else:
@@ -211,3 +217,53 @@ def test_the_same_space_is_built_once_whatever_its_laws() -> None:
 def test_axes_are_settings() -> None:
     names = {axis.name for axis in (*AXES, *THREADS)}
     assert names <= {field.name for field in dataclasses.fields(Settings)}
+
+
+# --- the cache -----------------------------------------------------------------------------------------------------
+
+
+def with_heads(n_values: int, *, n_swa: int = 0) -> GgufFacts:
+    """A model whose heads have so many values; every other block slides where there is a window."""
+    facts = with_ffn((10 * MIB,) * 8)
+    is_swa = tuple(bool(n_swa) and i % 2 == 0 for i in range(8))
+    return dataclasses.replace(facts, n_embd_head_k=n_values, n_embd_head_v=n_values, n_swa=n_swa, is_swa=is_swa)
+
+
+@pytest.mark.parametrize(
+    ("n_values", "is_allowed", "types"),
+    [
+        (64, False, {"f16"}),
+        (64, True, {"f16", "q8_0", "q4_0"}),
+        (96, True, {"f16", "q8_0"}),  # few backends have kernels of q4_0 for them
+        (40, True, {"f16"}),  # not in blocks of 32
+    ],
+)
+def test_a_cache_of_fewer_bits_is_tried_only_where_it_is_allowed_and_can_be(
+    n_values: int, *, is_allowed: bool, types: set[str]
+) -> None:
+    space = dataclasses.replace(lawful_space(with_heads(n_values)), allow_kv_quant=is_allowed)
+    found = all_of(space)
+    assert {one.type_v for one in found} == types
+    assert all(one.type_k == one.type_v for one in found)
+    assert all(one.type_v == "f16" for one in found if one.flash_attn_type == "disabled")
+    assert any("--allow-kv-quant tries it" in reason for reason in skipped(space)) != is_allowed
+
+
+def test_windows_are_kept_whole_or_not_where_there_are_some() -> None:
+    sliding, plain = (all_of(lawful_space(with_heads(64, n_swa=n_swa))) for n_swa in (512, 0))
+    assert {one.swa_full for one in sliding} == {True, False}
+    assert {one.swa_full for one in plain} == {True}
+    held = lawful_space(with_heads(64, n_swa=512), fixed={"swa_full": False})
+    assert {one.swa_full for one in all_of(held)} == {False}
+
+
+def test_the_cache_is_kept_in_main_memory_only_where_it_lacks_room_elsewhere() -> None:
+    facts = dataclasses.replace(with_heads(64), n_head_kv=(8,) * 8)
+    roomy, tight = (
+        all_of(made_up_space(facts, device_bytes=n_mib * MIB, n_ctx=8192, target=Target.LLAMA_SERVER))
+        for n_mib in (4000, 140)
+    )
+    assert {one.offload_kqv for one in roomy} == {True}
+    away = [one for one in tight if not one.offload_kqv]
+    assert max(one.n_gpu_layers for one in away) > max(one.n_gpu_layers for one in tight if one.offload_kqv)
+    assert all(one.flash_attn_type != "disabled" and one.n_gpu_layers > 1 for one in away)

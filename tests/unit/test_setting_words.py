@@ -32,7 +32,7 @@ BASE = Settings(n_gpu_layers=20, n_ctx=4096, flash_attn_type="enabled", n_thread
         ({"n_cpu_moe": 3}, ("the experts of 3 blocks in main memory",)),
         ({"n_cpu_ffn": 2}, ("the feed-forward weights of 2 blocks in main memory",)),
         ({"tensor_split": (3, 1)}, ("split 3,1",)),
-        ({"type_k": "q8_0", "load_mode": "none"}, ("K cache q8_0", "load_mode=none")),
+        ({"type_k": "q8_0", "load_mode": "none"}, ("K of q8_0", "load_mode=none")),
     ],
 )
 def test_what_is_otherwise_is_said_in_a_few_words(changed: dict[str, object], words: tuple[str, ...]) -> None:
