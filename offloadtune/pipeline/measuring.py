@@ -16,7 +16,7 @@ import offloadtune
 from offloadtune import search, store
 from offloadtune.engine import Runner, VisitPlan, is_gone, self_test
 from offloadtune.errors import StoreError
-from offloadtune.pipeline.checking import check_memory
+from offloadtune.pipeline.checking import check_memory, idle_limits
 from offloadtune.pipeline.devices import DeviceMemory
 from offloadtune.pipeline.foresight import Foresight
 from offloadtune.pipeline.interrupts import deaf
@@ -68,6 +68,8 @@ class Measuring:
         self.space = space_of(facts, header)
         check_memory(request.fixed, facts, self.machine, n_ctx=self.space.n_ctx)
         check_split(request.fixed.get("tensor_split"), len(self.machine.offload_devices))
+        for note in idle_limits(request, self.machine):
+            listen(Said(text=note))
         self.device_memory = DeviceMemory(facts, self.machine, self.engine)
         self.foresight = Foresight(SpeedMemory(facts, self.machine, self.engine), listen)
         self._tell_kept()
@@ -208,7 +210,8 @@ class Measuring:
         The other baselines are tried where there is time for them.
         """
         tried, baselines = {result.trial.settings for result in self.results}, search.baseline_trials(self.space)
-        if not all(baselines[name].settings in tried for name in ("cpu_only", "default")):
+        needed = [baselines[name].settings for name in ("cpu_only", "default")]
+        if not all(settings in tried or not search.can_hold(self.space, settings) for settings in needed):
             return False
         n_ctx_needed = self.request.workload.n_ctx_needed  # what refuses for want of context takes no time
         next_s = statistics.median(r.duration_s for r in self.results if r.trial.settings.n_ctx >= n_ctx_needed)
@@ -276,6 +279,7 @@ class Measuring:
             n_ctx=wanted_n_ctx(self.request, self.facts),
             fixed=self.request.fixed,
             limit_bytes=self.request.vram_limit_bytes,
+            limits=self.request.limits,
             endpoints=self.request.endpoints,
             n_os_cpus=os.cpu_count(),
             ruler=store.RULER,

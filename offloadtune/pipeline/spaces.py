@@ -42,6 +42,7 @@ def space_of(facts: GgufFacts, header: store.SweepHeader, kept: Mapping[str, Any
         kept=kept,
         n_devices=len(machine.offload_devices),
         device_free_bytes=_free_bytes(machine, header.limit_bytes),
+        limits=header.limits,
     )
 
 

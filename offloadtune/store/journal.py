@@ -17,8 +17,10 @@ from typing import Any, BinaryIO
 
 from offloadtune.errors import StoreError
 from offloadtune.records import (
+    NO_LIMITS,
     EngineBuild,
     Goal,
+    Limits,
     Machine,
     Recommendation,
     StandsFor,
@@ -41,7 +43,7 @@ class SweepHeader:
     `n_fit_layers` is the answer of llama.cpp's --fit rule then, `no_fit` why there is none to be tried; `n_os_cpus`
     counted all CPUs of the system, None where that was not written down. `ruler` counts the ways of measuring there
     have been: figures of different ones are not compared. `n_layer` are the file's own layers, None where they were not
-    written down; `stands_for` as in `GgufFacts`.
+    written down; `stands_for` as in `GgufFacts`. `limit_bytes` is of device memory, `limits` are all others.
     """
 
     offloadtune_version: str
@@ -65,6 +67,7 @@ class SweepHeader:
     ruler: int = 1
     n_layer: int | None = None
     stands_for: StandsFor | None = None
+    limits: Limits = NO_LIMITS
 
     def __post_init__(self) -> None:
         fixed = {name: tuple(value) if isinstance(value, list) else value for name, value in self.fixed.items()}
@@ -79,7 +82,8 @@ class SweepHeader:
         """What the user asked, whatever it was asked on."""
         workload = (self.workload.n_prefix_cached, self.workload.n_prompt_new, self.workload.n_gen)
         fixed = tuple(sorted(self.fixed.items()))
-        return (str(self.gguf_path), workload, self.goal, self.target, self.n_ctx, fixed, self.limit_bytes)
+        limits = () if self.limits == NO_LIMITS else (self.limits,)  # without any the keys are those of older journals
+        return (str(self.gguf_path), workload, self.goal, self.target, self.n_ctx, fixed, self.limit_bytes, *limits)
 
     @property
     def sweep_key(self) -> str:
