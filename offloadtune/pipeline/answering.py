@@ -19,6 +19,7 @@ from offloadtune.errors import (
 )
 from offloadtune.gguf import identify, sha256_of
 from offloadtune.pipeline.interrupts import deaf
+from offloadtune.pipeline.lacking import advice, remedies_of
 from offloadtune.pipeline.measuring import Measuring
 from offloadtune.pipeline.rendering import apply_text, baseline_figures
 from offloadtune.records import GgufFacts, Outcome, Target
@@ -99,6 +100,10 @@ def _nothing(measuring: Measuring) -> OffloadTuneError:
         return InterruptedSweepError(message, hint="run the same command again")
     n_ctx_needed = measuring.request.workload.n_ctx_needed
     results = [r for r in measuring.results if r.trial.settings.n_ctx >= n_ctx_needed]  # the rest cannot but refuse
+    enough, acts = advice(remedies_of(measuring.space, measuring.machine))
+    if not results and enough:
+        message = f"Nothing was tried: by arithmetic no settings have room{enough}."
+        return NothingWorksError(message, hint=acts)
     if all(result.outcome is Outcome.TIMED_OUT for result in results):
         suggestion = max(60, round(measuring.request.budget_s * 4))
         return BudgetError(
@@ -109,8 +114,8 @@ def _nothing(measuring: Measuring) -> OffloadTuneError:
     reasons = "; ".join(dict.fromkeys(result.reason for result in failures)) or "they take more than you allow"
     failed = format_count(len(failures) or len(results), "trial")
     return NothingWorksError(
-        f"None of {failed} ran to the end: {reasons}.",
-        hint=f"try a smaller --n-ctx than {measuring.space.n_ctx}, or read {measuring.journal.path}",
+        f"None of {failed} ran to the end: {reasons}{enough}.",
+        hint=acts or f"try a smaller --n-ctx than {measuring.space.n_ctx}, or read {measuring.journal.path}",
     )
 
 

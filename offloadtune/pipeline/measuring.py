@@ -16,11 +16,12 @@ import offloadtune
 from offloadtune import search, store
 from offloadtune.engine import Runner, VisitPlan, is_gone, self_test
 from offloadtune.errors import StoreError
-from offloadtune.pipeline.checking import check_memory, idle_limits
+from offloadtune.pipeline.checking import check_memory
 from offloadtune.pipeline.devices import DeviceMemory
 from offloadtune.pipeline.foresight import Foresight
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.journals import side_by_side
+from offloadtune.pipeline.lacking import idle_limits
 from offloadtune.pipeline.probing import standing_now
 from offloadtune.pipeline.rebuilding import rebuild_words
 from offloadtune.pipeline.resuming import earlier_header, open_journal

@@ -12,6 +12,7 @@ acquire    which is worth its time most
 ladder     placements until one runs; to the most that runs where no law says what layers are worth
 contexts   the largest context, for the goal that asks for it
 plan       all of it together: the next trial, and who is compared in the end
+remedies   what would make settings fit that have no room
 """
 
 from offloadtune.search.cost import (
@@ -31,6 +32,7 @@ from offloadtune.search.cost import (
 )
 from offloadtune.search.expecting import expected
 from offloadtune.search.plan import candidates, finalists, next_trial, skipped
+from offloadtune.search.remedies import Lack, Remedy, remedies
 from offloadtune.search.space import (
     FIT_MARGIN_BYTES,
     N_CTX_SHIPPED,
@@ -43,12 +45,15 @@ from offloadtune.search.space import (
     sane,
     settings_of_target,
     settings_to_fit,
+    start_settings,
 )
 
 __all__ = [
     "FIT_MARGIN_BYTES",
     "N_CTX_SHIPPED",
     "N_VISITS_OF_P95",
+    "Lack",
+    "Remedy",
     "Space",
     "baseline_trials",
     "can_fit",
@@ -67,6 +72,7 @@ __all__ = [
     "measured",
     "next_trial",
     "ran_out",
+    "remedies",
     "result_cost",
     "result_rank",
     "sane",
@@ -74,5 +80,6 @@ __all__ = [
     "settings_to_fit",
     "shortfall",
     "skipped",
+    "start_settings",
     "visit_cost",
 ]

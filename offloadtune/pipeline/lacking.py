@@ -1,0 +1,90 @@
+"""Lacking: limits of memory that nothing can keep, those that limit nothing, and what would help where nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from offloadtune import search
+from offloadtune.errors import UsageError
+from offloadtune.footprint import estimate_footprint, margin_of
+from offloadtune.pipeline.spaces import begin_settings
+from offloadtune.records import GgufFacts, Machine
+from offloadtune.search import Lack, Remedy, remedies
+from offloadtune.sweeps import SweepRequest
+from offloadtune.units import format_bytes
+
+
+def check_limits(request: SweepRequest, facts: GgufFacts) -> None:
+    """Refuse limits of memory that arithmetic says nothing can keep, before anything is loaded. Raises UsageError."""
+    limit, ram_limit = request.vram_limit_bytes, request.limits.host_bytes
+    if limit is None and ram_limit is None:
+        return
+    settings, is_fixed = begin_settings(request, facts), "n_gpu_layers" in request.fixed
+    least = estimate_footprint(facts, settings).least_bytes if is_fixed else 0
+    most_away = settings if is_fixed else settings.replace(n_gpu_layers=0 if limit == 0 else facts.n_layer + 1)
+    held = search.host_bytes(facts, most_away)
+    if limit is not None and least > limit:
+        what = f"n_gpu_layers={settings.n_gpu_layers} takes at least {format_bytes(least)} of device memory"
+        message = f"By the header's arithmetic {what}, and --vram-limit allows {format_bytes(limit)}"
+    elif ram_limit is not None and held > ram_limit:
+        what = f"{facts.path.name} takes {format_bytes(held)} of main memory with as many layers on devices as may be"
+        message = f"By the header's arithmetic {what}, and --ram-limit allows {format_bytes(ram_limit)}"
+    else:
+        return
+    lack = Lack(
+        facts=facts,
+        settings=settings,
+        device_bytes=limit,
+        host_bytes=ram_limit,
+        are_layers_fixed=is_fixed,
+        n_ctx_needed=request.workload.n_ctx_needed,
+        vram_limit_bytes=limit,
+        ram_limit_bytes=ram_limit,
+    )
+    found = remedies(lack)
+    raise UsageError(f"{message}{_enough_words(found)}.", hint=_acts(found) or "use a smaller model")
+
+
+def idle_limits(request: SweepRequest, machine: Machine) -> Iterator[str]:
+    """Limits of memory above what there is, a sentence each."""
+    limit, ram_limit = request.vram_limit_bytes, request.limits.host_bytes
+    free = sum(device.free_bytes for device in machine.offload_devices)
+    available = machine.host.ram.available_bytes
+    if limit is not None and not machine.offload_devices:
+        yield "--vram-limit changes nothing: the engine lists no device."
+    elif limit is not None and limit > free:
+        yield f"--vram-limit {format_bytes(limit)} changes nothing: the devices have {format_bytes(free)} free."
+    if ram_limit is not None and ram_limit > available:
+        yield f"--ram-limit {format_bytes(ram_limit)} changes nothing: {format_bytes(available)} are available."
+
+
+def remedies_of(space: search.Space, machine: Machine) -> tuple[Remedy, ...]:
+    """What would give the settings of a sweep room of which nothing ran, where arithmetic says that they have none."""
+    limit, ram_limit, available = space.limit_bytes, space.limits.host_bytes, machine.host.ram.available_bytes
+    taken = space.runtime_bytes or margin_of(space.device_bytes)
+    lack = Lack(
+        facts=space.facts,
+        settings=search.start_settings(space),
+        device_bytes=max(space.device_bytes - taken, 0),
+        host_bytes=available if ram_limit is None else min(available, ram_limit),
+        are_layers_fixed="n_gpu_layers" in space.fixed,
+        n_ctx_needed=space.workload.n_ctx_needed,
+        vram_limit_bytes=limit,
+        ram_limit_bytes=ram_limit,
+        device_free_bytes=sum(device.free_bytes for device in machine.offload_devices) - taken,
+        host_free_bytes=available,
+    )
+    return remedies(lack)
+
+
+def advice(found: Sequence[Remedy]) -> tuple[str, str]:
+    """The smallest change as the end of a sentence, and all of them as what to do; "" where there are none."""
+    return _enough_words(found), _acts(found)
+
+
+def _enough_words(found: Sequence[Remedy]) -> str:
+    return f"; {found[0].words} would be enough" if found else ""
+
+
+def _acts(found: Sequence[Remedy]) -> str:
+    return f"use {', or '.join(one.act for one in found)}" if found else ""
