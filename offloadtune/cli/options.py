@@ -147,7 +147,7 @@ def _fixed_setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     defaults = {field.name: field.default for field in dataclasses.fields(Settings) if field.name not in _NOT_FIXABLE}
     if equals and name in _NOT_SET_HERE:
-        raise UsageError(f"--set {text!r}: a sweep takes no {name} there.", hint=_NOT_SET_HERE[name])
+        raise UsageError(f"--set {text!r}: {name} is not set there.", hint=_NOT_SET_HERE[name])
     if not equals or name not in defaults:
         raise UsageError(
             f"--set {text!r} names no setting.", hint=f"use {_nearest(name, sorted(defaults))}, as NAME=VALUE"

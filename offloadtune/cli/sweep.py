@@ -47,9 +47,7 @@ def sweep(  # noqa: PLR0913, PLR0917 - one parameter an option
     ] = "llama_cpp_python",
     n_ctx: Annotated[
         int | None,
-        typer.Option(
-            "--n-ctx", min=1, help="Context wanted, with --goal context at least; default: what the workload fills."
-        ),
+        typer.Option("--n-ctx", min=1, help="Context wanted, at least with --goal context; default: what is filled."),
     ] = None,
     min_tok_per_s: asking.MinTokPerS = None,
     max_ttft: asking.MaxTtft = None,

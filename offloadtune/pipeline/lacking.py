@@ -61,17 +61,17 @@ def idle_limits(request: SweepRequest, machine: Machine) -> Iterator[str]:
 def remedies_of(space: search.Space, machine: Machine) -> tuple[Remedy, ...]:
     """What would give the settings of a sweep room of which nothing ran, where arithmetic says that they have none."""
     limit, ram_limit, available = space.limit_bytes, space.limits.host_bytes, machine.host.ram.available_bytes
-    taken = space.runtime_bytes or margin_of(space.device_bytes)
     lack = Lack(
         facts=space.facts,
         settings=search.start_settings(space),
-        device_bytes=max(space.device_bytes - taken, 0),
+        device_bytes=space.device_bytes,
+        device_taken_bytes=space.runtime_bytes or margin_of(space.device_bytes),
         host_bytes=available if ram_limit is None else min(available, ram_limit),
         are_layers_fixed="n_gpu_layers" in space.fixed,
         n_ctx_needed=space.workload.n_ctx_needed,
         vram_limit_bytes=limit,
         ram_limit_bytes=ram_limit,
-        device_free_bytes=sum(device.free_bytes for device in machine.offload_devices) - taken,
+        device_free_bytes=sum(device.free_bytes for device in machine.offload_devices),
         host_free_bytes=available,
     )
     return remedies(lack)

@@ -11,7 +11,7 @@ from offloadtune.footprint import BYTES_OF_32, contradiction, grid_of, is_mapped
 from offloadtune.footprint.anatomy import Bools, Ints
 from offloadtune.records import GgufFacts, Settings
 from offloadtune.speed import next_quant_down
-from offloadtune.units import MIB
+from offloadtune.units import MIB, format_bytes
 
 N_REMEDIES_MOST = 3
 _CELLS_STEP = 256
@@ -22,8 +22,9 @@ class Lack:
     """Settings that have no room: devices have `device_bytes` to give, main memory `host_bytes`; None is not known.
 
     `are_layers_fixed` where n_gpu_layers is as the user wants it; else any number may do. `n_ctx_needed` is what the
-    workload fills. `vram_limit_bytes` and `ram_limit_bytes` are those that the user set, `device_free_bytes` and
-    `host_free_bytes` what there is besides. Weights mapped from the file count in main memory where that is limited.
+    workload fills, `device_taken_bytes` what drivers take besides, 0 where that is not known. `vram_limit_bytes` and
+    `ram_limit_bytes` are those that the user set, `device_free_bytes` and `host_free_bytes` what there is besides.
+    Weights mapped from the file count in main memory where that is limited.
     """
 
     facts: GgufFacts
@@ -32,6 +33,7 @@ class Lack:
     host_bytes: int | None
     are_layers_fixed: bool
     n_ctx_needed: int
+    device_taken_bytes: int = 0
     vram_limit_bytes: int | None = None
     ram_limit_bytes: int | None = None
     device_free_bytes: int | None = None
@@ -82,9 +84,9 @@ def _layers(lack: Lack) -> Iterator[Remedy]:
 def _limits(lack: Lack) -> Iterator[Remedy]:
     """A larger limit, where there is as much."""
     device, host = _bytes(lack, lack.settings, _layer_counts(lack))
-    for option, what, limit, free, needed, others in (
-        ("--vram-limit", "device", lack.vram_limit_bytes, lack.device_free_bytes, device, host),
-        ("--ram-limit", "main", lack.ram_limit_bytes, lack.host_free_bytes, host, device),
+    for option, what, whose, limit, free, needed, others in (
+        ("--vram-limit", "device", "the driver", lack.vram_limit_bytes, lack.device_free_bytes, device, host),
+        ("--ram-limit", "main", "the process", lack.ram_limit_bytes, lack.host_free_bytes, host, device),
     ):
         room = lack.host_bytes if needed is device else lack.device_bytes
         enough = needed[others <= room] if room is not None else needed
@@ -92,8 +94,9 @@ def _limits(lack: Lack) -> Iterator[Remedy]:
             continue
         n_mib = -(-int(enough.min()) // MIB)
         if n_mib * MIB > limit and (free is None or n_mib * MIB <= free):
-            words = f"{n_mib} MiB of {what} memory instead of {limit // MIB} MiB"
-            yield Remedy(words=words, act=f"{option} {n_mib}MiB", given_up_frac=1 - limit / (n_mib * MIB))
+            words = f"{n_mib} MiB of {what} memory instead of {format_bytes(limit)}"
+            act = f"{option} {n_mib}MiB, and more for what {whose} takes itself"
+            yield Remedy(words=words, act=act, given_up_frac=1 - limit / (n_mib * MIB))
 
 
 def _cache(lack: Lack) -> Iterator[Remedy]:
@@ -136,6 +139,7 @@ def _bytes(lack: Lack, settings: Settings, n_gpu_layers: Ints, weights_ratio: fl
     counts_weights = lack.ram_limit_bytes is not None or not is_mapped(settings)
     on_host = found.host_weights_bytes * counts_weights
     device = (found.weights_bytes * weights_ratio + found.kv_cache_bytes + found.compute_bytes).sum(axis=0)
+    device += lack.device_taken_bytes * (device > 0)
     host = on_host * weights_ratio + found.host_kv_cache_bytes + found.host_compute_bytes + found.output_bytes
     return np.ceil(device).astype(np.int64), np.ceil(host).astype(np.int64)
 
