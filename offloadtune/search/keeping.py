@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from offloadtune.footprint.anatomy import Bools
 from offloadtune.records import Goal, Limits, TrialResult
 from offloadtune.search.cost import limits_reached, shortfall
 from offloadtune.search.grid import Choices
@@ -17,6 +19,8 @@ from offloadtune.search.surrogate import believe
 from offloadtune.speed.blocks import Floats
 
 _TRIAL_NOISE = 0.02
+_N_MISSED_MOST = 6
+"""So often may a value miss a limit, without ever keeping it, before it is left out."""
 _GOALS = {"min_tok_per_s": Goal.DECODE, "ttft_p95_s": Goal.TTFT}
 
 
@@ -58,11 +62,24 @@ def chance_of_keeping(
     """The chance that each candidate is as fast as `limits` ask, as its phases are believed after `ran`."""
     from scipy.special import ndtr  # noqa: PLC0415 - slow to load, and only a sweep that is under way asks
 
-    chance = np.ones(len(choices))
+    chance = np.where(_never_kept(limits, choices, ran), 0.0, 1.0)
     for goal, most_s in _most_seconds(limits):
         belief = believe(dataclasses.replace(space, goal=goal), choices, ran, rated)
         chance *= ndtr((math.log(most_s) - belief.log_s) / np.hypot(belief.spread, _TRIAL_NOISE))
     return chance
+
+
+def _never_kept(limits: Limits, choices: Choices, ran: Sequence[TrialResult]) -> Bools:
+    """Candidates with a value that missed the limits often and never kept them, whatever is believed of it."""
+    found = np.zeros(len(choices), dtype=np.bool_)
+    is_missed = [(one.trial.settings, shortfall(one.visits, limits) > 0) for one in ran]
+    for name, column in choices.axes.items():
+        missed = Counter(getattr(settings, name) for settings, is_one in is_missed if is_one)
+        kept = {getattr(settings, name) for settings, is_one in is_missed if not is_one}
+        for value, n in missed.items():
+            if n >= _N_MISSED_MOST and value not in kept:
+                found |= column == value
+    return found
 
 
 def _most_seconds(limits: Limits) -> Iterator[tuple[Goal, float]]:
