@@ -8,10 +8,10 @@ from offloadtune import search
 from offloadtune.errors import UsageError
 from offloadtune.footprint import estimate_footprint, margin_of
 from offloadtune.pipeline.spaces import begin_settings
-from offloadtune.records import GgufFacts, Machine
+from offloadtune.records import GgufFacts, Machine, TrialResult
 from offloadtune.search import Lack, Remedy, remedies
 from offloadtune.sweeps import SweepRequest
-from offloadtune.units import format_bytes
+from offloadtune.units import MIB, format_bytes
 
 
 def check_limits(request: SweepRequest, facts: GgufFacts) -> None:
@@ -58,8 +58,10 @@ def idle_limits(request: SweepRequest, machine: Machine) -> Iterator[str]:
         yield f"--ram-limit {format_bytes(ram_limit)} changes nothing: {format_bytes(available)} are available."
 
 
-def remedies_of(space: search.Space, machine: Machine) -> tuple[Remedy, ...]:
-    """What would give the settings of a sweep room of which nothing ran, where arithmetic says that they have none."""
+def remedies_of(space: search.Space, machine: Machine, results: Sequence[TrialResult]) -> tuple[Remedy, ...]:
+    """What would give room to a sweep of which nothing ran: as measured, else where arithmetic says that it has none."""
+    if measured := tuple(_measured_remedies(space, results)):
+        return measured
     limit, ram_limit, available = space.limit_bytes, space.limits.host_bytes, machine.host.ram.available_bytes
     lack = Lack(
         facts=space.facts,
@@ -75,6 +77,43 @@ def remedies_of(space: search.Space, machine: Machine) -> tuple[Remedy, ...]:
         host_free_bytes=available,
     )
     return remedies(lack)
+
+
+def over_words(space: search.Space, results: Sequence[TrialResult]) -> Iterator[str]:
+    """What those took at the least that ran, but over a limit."""
+    of_devices = [sum(peak for _, peak in r.device_peak_bytes) for r in results if _is_over_devices(space, r)]
+    of_host = [one.host_peak_rss_bytes or 0 for one in results if search.is_over_ram(space, one)]
+    if of_devices:
+        yield f"{format_bytes(min(of_devices))} of device memory were taken at the least"
+    if of_host:
+        yield f"{format_bytes(min(of_host))} of main memory were taken at the least"
+
+
+def _is_over_devices(space: search.Space, result: TrialResult) -> bool:
+    return search.is_over_limit(result, space.limit_bytes)
+
+
+def _measured_remedies(space: search.Space, results: Sequence[TrialResult]) -> Iterator[Remedy]:
+    """Limits that what ran would keep."""
+    of_devices, of_host = _taken(space, results)
+    for option, what, limit, taken in (
+        ("--vram-limit", "device", space.limit_bytes, of_devices),
+        ("--ram-limit", "main", space.limits.host_bytes, of_host),
+    ):
+        if taken and limit is not None:
+            n_mib = -(-min(taken) // MIB)
+            words = f"{n_mib} MiB of {what} memory instead of {format_bytes(limit)}"
+            yield Remedy(words=words, act=f"{option} {n_mib}MiB", given_up_frac=1 - limit / (n_mib * MIB))
+
+
+def _taken(space: search.Space, results: Sequence[TrialResult]) -> tuple[list[int], list[int]]:
+    """Bytes of devices, and of main memory, of those that ran and were over one limit alone."""
+    over_ram = [one for one in results if search.is_over_ram(space, one)]
+    over_devices = [one for one in results if _is_over_devices(space, one)]
+    return (
+        [sum(peak for _, peak in one.device_peak_bytes) for one in over_devices if one not in over_ram],
+        [one.host_peak_rss_bytes or 0 for one in over_ram if one not in over_devices],
+    )
 
 
 def advice(found: Sequence[Remedy]) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +15,7 @@ from offloadtune.pipeline.likeness import Here, Unlike
 from offloadtune.recalls import Question, UnreadableJournal
 from offloadtune.records import WORKLOADS, GgufFacts, Goal, Limits, Target, Workload
 from offloadtune.sweeps import SweepRequest
-from offloadtune.units import format_bytes, format_count, parse_bytes
+from offloadtune.units import format_bytes, format_count, format_split, parse_bytes
 
 
 def not_measured(
@@ -37,7 +38,8 @@ def not_measured(
         limits=question.limits,
     )
     check(request, facts)
-    command = sweep_command(question)
+    answering = _answering(question, of_file, here)
+    command = sweep_command(question, answering[0].header if answering and any(_limits_asked(question)) else None)
     damaged = [one for one in unreadable if one.gguf_id == facts.gguf_id]
     if damaged and not of_file:
         message = f"What was measured of {facts.path.name} cannot be read: {damaged[0].reason}"
@@ -45,10 +47,28 @@ def not_measured(
     return NotMeasuredError(_why(question, facts, of_file, here), hint=f"measure it: {command}")
 
 
-def sweep_command(question: Question) -> str:
-    """The command that measures what answers the question."""
+def sweep_command(question: Question, like: store.SweepHeader | None = None) -> str:
+    """The command that measures what answers the question; what it does not say is as in the sweep under `like`."""
+    if like is not None:
+        question = dataclasses.replace(
+            question,
+            workload=question.workload or like.workload,
+            goal=question.goal or like.goal,
+            target=question.target or like.target,
+            n_ctx=question.n_ctx or like.n_ctx,
+            vram_limit_bytes=like.limit_bytes if question.vram_limit_bytes is None else question.vram_limit_bytes,
+            limits=question.limits.over(like.limits),
+        )
     options = [*_asked(question), *([f"--goal {question.goal}"] if question.goal else []), *_limits_asked(question)]
-    return " ".join([shlex.join(["offloadtune", "sweep", str(question.path)]), *options])
+    held = held_options(like) if like is not None else ()
+    return " ".join([shlex.join(["offloadtune", "sweep", str(question.path)]), *options, *held])
+
+
+def held_options(header: store.SweepHeader) -> Iterator[str]:
+    """What a sweep fixed, and the devices it went far for, as its options."""
+    for name, value in header.fixed.items():
+        yield f"--set {name}={format_split(value) if isinstance(value, tuple) else value}"
+    yield from (f"--rpc {endpoint}" for endpoint in header.endpoints)
 
 
 def limit_words(limit_bytes: int | None, limits: Limits) -> Iterator[str]:
@@ -94,8 +114,7 @@ def is_answered_by(question: Question, header: store.SweepHeader) -> bool:
 def _why(question: Question, facts: GgufFacts, of_file: Sequence[StoredSweep], here: Here) -> str:
     name = facts.path.name
     usable = [stored for stored in of_file if here.unlike(stored.header) is None]
-    answering = [stored for stored in usable if is_answered_by(question, stored.header)]
-    if answering:
+    if answering := _answering(question, of_file, here):
         results = [result for stored in answering for result in last_results(stored.content)]
         tried = format_count(len(results), "stored trial")
         limits = " ".join(_limits_asked(question))
@@ -111,6 +130,11 @@ def _why(question: Question, facts: GgufFacts, of_file: Sequence[StoredSweep], h
     if any(header.gguf_path in places and header.gguf_id != facts.gguf_id for header in headers()):
         return f"{name} has changed since it was measured."
     return f"Nothing was measured of {name} yet."
+
+
+def _answering(question: Question, of_file: Sequence[StoredSweep], here: Here) -> list[StoredSweep]:
+    """Those that were made here and for the question, newest first."""
+    return [one for one in of_file if here.unlike(one.header) is None and is_answered_by(question, one.header)]
 
 
 def _unlike_words(name: str, of_file: Sequence[StoredSweep], here: Here) -> str:

@@ -15,14 +15,14 @@ from offloadtune.engine import installed_build_id
 from offloadtune.gguf import read_gguf
 from offloadtune.pipeline.journals import StoredSweep, as_reported, read_all
 from offloadtune.pipeline.likeness import Here
-from offloadtune.pipeline.missing import is_answered_by, limit_words, not_measured, sweep_command
+from offloadtune.pipeline.missing import held_options, is_answered_by, limit_words, not_measured, sweep_command
 from offloadtune.pipeline.spaces import asked_space, space_of
 from offloadtune.probe import probe_host
 from offloadtune.recalls import Question, UnreadableJournal
 from offloadtune.recommend import Round, recommend
 from offloadtune.records import GgufFacts, Recommendation, TrialResult
 from offloadtune.sweeps import Said, Teller
-from offloadtune.units import format_count, format_split
+from offloadtune.units import format_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ def _answer(question: Question, facts: GgufFacts, stored: StoredSweep) -> Recall
         answer = recommend(space, results, rounds) or answer
     notes = list(_notes(stored, space))
     if (space.limit_bytes, space.limits) != (its_own.limit_bytes, its_own.limits):
-        notes += _limit_notes(question, space, results)
+        notes += _limit_notes(question, stored.header, space, results)
     if rounds and best_once.trial.settings not in rounds[0]:
         why = best_once.trial.why
         notes.append(f"By one visit each {why!r} was best for {space.goal}, but it was not compared side by side.")
@@ -150,22 +150,22 @@ def _notes(stored: StoredSweep, space: search.Space) -> Iterator[str]:
         yield f"That sweep was killed before its end{go_on}."
 
 
-def _limit_notes(question: Question, space: search.Space, results: Sequence[TrialResult]) -> Iterator[str]:
+def _limit_notes(
+    question: Question, header: store.SweepHeader, space: search.Space, results: Sequence[TrialResult]
+) -> Iterator[str]:
     """What a sweep that knows the limits asked for would try next, where it would."""
     missing = search.next_trial(space, results)
     if missing is not None:
         yield (
-            f"Measured without these limits; not tried yet: {missing.why}. "
-            f"A sweep that goes after them: {sweep_command(question)}"
+            f"Measured with other limits or none; not tried yet for these: {missing.why}. "
+            f"A sweep that goes after them: {sweep_command(question, header)}"
         )
 
 
 def limit_options(header: store.SweepHeader) -> Iterator[str]:
     """The options that narrowed what was tried."""
-    for name, value in header.fixed.items():
-        yield f"--set {name}={format_split(value) if isinstance(value, tuple) else value}"
     yield from limit_words(header.limit_bytes, header.limits)
-    yield from (f"--rpc {endpoint}" for endpoint in header.endpoints)
+    yield from held_options(header)
 
 
 def _unreadable_words(unreadable: Sequence[UnreadableJournal]) -> str:

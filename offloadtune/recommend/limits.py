@@ -64,6 +64,6 @@ def _figure_words(one: LimitReached) -> str:
         return f"writes {format_tok_per_s(one.reached)}"
     visits = format_count(one.n_visits, "visit")
     if one.n_visits >= N_VISITS_OF_P95:
-        return f"has it within {format_seconds(one.reached)} (95th percentile of {visits})"
+        return f"has its first token within {format_seconds(one.reached)} (95th percentile of {visits})"
     longest = "the only visit" if one.n_visits == 1 else f"the longest of {visits}"
-    return f"has it within {format_seconds(one.reached)} ({longest}; a 95th percentile takes {N_VISITS_OF_P95})"
+    return f"has its first token within {format_seconds(one.reached)} ({longest}; a 95th percentile takes {N_VISITS_OF_P95})"

@@ -157,7 +157,7 @@ def test_a_limit_to_the_first_token_says_how_many_visits_it_rests_on() -> None:
     limits = Limits(ttft_p95_s=0.5)
     assert first_reason(space_of(limits), results) == (
         "No settings tried have their first token within 500 ms in 95 of 100 turns; the nearest, recommended here, has "
-        "it within 800 ms (the only visit; a 95th percentile takes 20)."
+        "its first token within 800 ms (the only visit; a 95th percentile takes 20)."
     )
     once = {placed(1): visit(ttft_s=0.4, token_s=0.05), DEFAULT: visit(ttft_s=0.4, token_s=0.5)}
     several = [*results, ran(DEFAULT, 0.4, 0.5)]
