@@ -13,6 +13,9 @@ from offloadtune.search import Lack, Remedy, remedies
 from offloadtune.sweeps import SweepRequest
 from offloadtune.units import MIB, format_bytes
 
+_UBATCH_LEAST = 64
+"""No search tries a smaller one."""
+
 
 def check_limits(request: SweepRequest, facts: GgufFacts) -> None:
     """Refuse limits of memory that arithmetic says nothing can keep, before anything is loaded. Raises UsageError."""
@@ -22,12 +25,15 @@ def check_limits(request: SweepRequest, facts: GgufFacts) -> None:
     settings, is_fixed = begin_settings(request, facts), "n_gpu_layers" in request.fixed
     least = estimate_footprint(facts, settings).least_bytes if is_fixed else 0
     most_away = settings if is_fixed else settings.replace(n_gpu_layers=0 if limit == 0 else facts.n_layer + 1)
-    held = search.host_bytes(facts, most_away)
+    least_ubatch = most_away.replace(n_ubatch=min(request.fixed.get("n_ubatch", _UBATCH_LEAST), settings.n_batch))
+    held = search.host_bytes(facts, least_ubatch)
     if limit is not None and least > limit:
         what = f"n_gpu_layers={settings.n_gpu_layers} takes at least {format_bytes(least)} of device memory"
         message = f"By the header's arithmetic {what}, and --vram-limit allows {format_bytes(limit)}"
     elif ram_limit is not None and held > ram_limit:
-        what = f"{facts.path.name} takes {format_bytes(held)} of main memory with as many layers on devices as may be"
+        what = (
+            f"{facts.path.name} takes at least {format_bytes(held)} of main memory, as many layers as may be on devices"
+        )
         message = f"By the header's arithmetic {what}, and --ram-limit allows {format_bytes(ram_limit)}"
     else:
         return
@@ -59,7 +65,7 @@ def idle_limits(request: SweepRequest, machine: Machine) -> Iterator[str]:
 
 
 def remedies_of(space: search.Space, machine: Machine, results: Sequence[TrialResult]) -> tuple[Remedy, ...]:
-    """What would give room to a sweep of which nothing ran: as measured, else where arithmetic says that it has none."""
+    """What would give room to a sweep of which nothing ran: as measured, else where arithmetic finds none."""
     if measured := tuple(_measured_remedies(space, results)):
         return measured
     limit, ram_limit, available = space.limit_bytes, space.limits.host_bytes, machine.host.ram.available_bytes

@@ -62,8 +62,8 @@ def _limit_words(one: LimitReached) -> str:
 def _figure_words(one: LimitReached) -> str:
     if one.limit == "min_tok_per_s":
         return f"writes {format_tok_per_s(one.reached)}"
-    visits = format_count(one.n_visits, "visit")
+    within, visits = f"has its first token within {format_seconds(one.reached)}", format_count(one.n_visits, "visit")
     if one.n_visits >= N_VISITS_OF_P95:
-        return f"has its first token within {format_seconds(one.reached)} (95th percentile of {visits})"
+        return f"{within} (95th percentile of {visits})"
     longest = "the only visit" if one.n_visits == 1 else f"the longest of {visits}"
-    return f"has its first token within {format_seconds(one.reached)} ({longest}; a 95th percentile takes {N_VISITS_OF_P95})"
+    return f"{within} ({longest}; a 95th percentile takes {N_VISITS_OF_P95})"

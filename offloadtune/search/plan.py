@@ -11,17 +11,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from offloadtune.footprint import estimate_footprint
 from offloadtune.records import Goal, Outcome, Settings, Trial, TrialResult
-from offloadtune.search.acquire import is_as_fixed, next_best
+from offloadtune.search.acquire import is_as_fixed, is_open, next_best
 from offloadtune.search.contexts import largest_context, next_context
 from offloadtune.search.cost import is_allowed, keeps_limits, result_rank
-from offloadtune.search.grid import idle_axes, ruled_out
+from offloadtune.search.grid import choices_of, idle_axes, ruled_out
 from offloadtune.search.ladder import next_placement
+from offloadtune.search.room import wall_of
 from offloadtune.search.space import Space, baseline_trials, can_fit, can_hold, start_settings
 from offloadtune.units import format_bytes
 
 _N_BEST_FINALISTS = 3
+_CHANCE_LEAST = 0.1
 _NEVER_VARIED = ("load_mode", "offload_kqv", "swa_full", "use_extra_bufts")
 
 
@@ -37,7 +41,7 @@ def next_trial(space: Space, results: Sequence[TrialResult]) -> Trial | None:
             return trial
     if placement is not None and space.laws is None:
         return placement
-    return _next_of_all(space, results) if candidates(space, results) else None
+    return _next_of_all(space, results) if candidates(space, results) else _least_in_ram(space, results)
 
 
 def _next_of_all(space: Space, results: Sequence[TrialResult]) -> Trial | None:
@@ -49,6 +53,18 @@ def _next_of_all(space: Space, results: Sequence[TrialResult]) -> Trial | None:
     return next_context(space, results) or next_best(
         dataclasses.replace(space, n_ctx=largest_context(space, results)), results
     )
+
+
+def _least_in_ram(space: Space, results: Sequence[TrialResult]) -> Trial | None:
+    """What takes the least main memory, where a limit of it leaves out all that a search begins with."""
+    if space.limits.host_bytes is None:
+        return None
+    choices = choices_of(space)
+    may_run = is_open(space, choices, results) & (wall_of(space, results).chance_of(choices.columns) >= _CHANCE_LEAST)
+    if not may_run.any():
+        return None
+    i = int(np.where(may_run, choices.columns.host_bytes, np.iinfo(np.int64).max).argmin())
+    return space.trial(choices.settings(i), "what takes the least main memory")
 
 
 def candidates(space: Space, results: Sequence[TrialResult]) -> list[TrialResult]:

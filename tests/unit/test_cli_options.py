@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from offloadtune.cli import options
 from offloadtune.errors import UsageError
-from offloadtune.records import WORKLOADS, Goal, Settings, Workload
+from offloadtune.records import WORKLOADS, Goal, Limits, Settings, Workload
 from offloadtune.units import format_split
 
 
@@ -232,3 +232,27 @@ def test_what_is_no_quantity_is_refused(text: str, option: str, parse: Callable[
     error = refusal(parse, option, text)
     assert str(error).startswith(f"{option}: ")
     assert form in str(error)
+
+
+# --- limits --------------------------------------------------------------------------------------------------------
+
+
+def test_limits_are_read_in_any_unit() -> None:
+    assert options.limits("2GiB", "500ms", 20.0) == Limits(host_bytes=2 << 30, ttft_p95_s=0.5, min_tok_per_s=20.0)
+    assert options.limits(None, None, None) == Limits()
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ((None, "0s", None), "--max-ttft"),
+        ((None, "soon", None), "--max-ttft"),
+        ((None, None, 0.0), "--min-tok-per-s"),
+        ((None, None, -1.0), "--min-tok-per-s"),
+        ((None, None, float("nan")), "--min-tok-per-s"),
+        ((None, None, float("inf")), "--min-tok-per-s"),
+        (("much", None, None), "--ram-limit"),
+    ],
+)
+def test_limits_that_nothing_keeps_are_refused(given: tuple[Any, Any, Any], option: str) -> None:
+    assert str(refusal(options.limits, *given)).startswith(option)

@@ -333,3 +333,13 @@ def test_what_took_too_much_of_main_memory_bars_what_takes_as_much() -> None:
 def test_nothing_at_all_is_tried_where_main_memory_may_hold_nothing() -> None:
     space = space_of(Limits(host_bytes=1), device_bytes=0)
     assert next_trial(space, []) is None
+
+
+def test_a_smaller_ubatch_is_tried_where_only_that_has_room_in_main_memory() -> None:
+    start = placed(0).replace(devices=())
+    least = host_bytes(SMALL, start.replace(n_ubatch=64))
+    space = space_of(Limits(host_bytes=least), device_bytes=0)
+    assert not can_hold(space, start)
+    trial = next_trial(space, [])
+    assert trial is not None
+    assert trial.settings.n_ubatch == 64
