@@ -8,11 +8,12 @@ from offloadtune import search
 from offloadtune.errors import UsageError
 from offloadtune.footprint import estimate_footprint, margin_of
 from offloadtune.pipeline.spaces import begin_settings
-from offloadtune.records import GgufFacts, Machine, TrialResult
+from offloadtune.records import GgufFacts, Machine, Outcome, TrialResult
 from offloadtune.search import Lack, Remedy, remedies
 from offloadtune.sweeps import SweepRequest
 from offloadtune.units import MIB, format_bytes
 
+_MAY_BE_MEMORY = {Outcome.OUT_OF_MEMORY_HOST, Outcome.LOAD_FAILED}
 _UBATCH_LEAST = 64
 """No search tries a smaller one."""
 
@@ -31,9 +32,7 @@ def check_limits(request: SweepRequest, facts: GgufFacts) -> None:
         what = f"n_gpu_layers={settings.n_gpu_layers} takes at least {format_bytes(least)} of device memory"
         message = f"By the header's arithmetic {what}, and --vram-limit allows {format_bytes(limit)}"
     elif ram_limit is not None and held > ram_limit:
-        what = (
-            f"{facts.path.name} takes at least {format_bytes(held)} of main memory, as many layers as may be on devices"
-        )
+        what = f"this takes at least {format_bytes(held)} of main memory, with as many layers on devices as may be"
         message = f"By the header's arithmetic {what}, and --ram-limit allows {format_bytes(ram_limit)}"
     else:
         return
@@ -68,6 +67,8 @@ def remedies_of(space: search.Space, machine: Machine, results: Sequence[TrialRe
     """What would give room to a sweep of which nothing ran: as measured, else where arithmetic finds none."""
     if measured := tuple(_measured_remedies(space, results)):
         return measured
+    if results and not any(search.ran_out(r, space.limit_bytes) or r.outcome in _MAY_BE_MEMORY for r in results):
+        return ()
     limit, ram_limit, available = space.limit_bytes, space.limits.host_bytes, machine.host.ram.available_bytes
     lack = Lack(
         facts=space.facts,

@@ -208,6 +208,11 @@ def test_where_arithmetic_finds_room_it_promises_nothing() -> None:
     assert "smaller --n-ctx than 1024" in error.hint
 
 
+def test_where_memory_is_not_what_failed_none_is_promised() -> None:
+    space = made_up_space(FACTS, device_bytes=200 * MIB, fixed={"n_gpu_layers": 13}, n_ctx=4096)
+    assert "would be enough" not in str(after(space, ended(space, Outcome.UNSUPPORTED)))
+
+
 def test_what_ran_over_a_limit_says_what_would_be_enough() -> None:
     space = dataclasses.replace(made_up_space(FACTS, device_bytes=0), limits=Limits(host_bytes=400 * MIB))
     trial = space.trial(start_settings(space), "a test")
