@@ -26,19 +26,19 @@ def not_measured(
     here: Here,
 ) -> NotMeasuredError:
     """Why none of `of_file`, all that is stored of it, answers. Raises what a sweep would refuse the question with."""
-    workload, target = question.workload or WORKLOADS["chat"], question.target or Target.LLAMA_CPP_PYTHON
+    answering = _answering(question, of_file, here)
+    usual = answering[0].header.workload if answering else WORKLOADS["chat"]
     request = SweepRequest(
         path=question.path,
-        workload=workload,
+        workload=question.workload or usual,
         budget_s=0,
         goal=question.goal or Goal.TURN,
-        target=target,
+        target=question.target or Target.LLAMA_CPP_PYTHON,
         n_ctx=question.n_ctx,
         vram_limit_bytes=question.vram_limit_bytes,
         limits=question.limits,
     )
     check(request, facts)
-    answering = _answering(question, of_file, here)
     command = sweep_command(question, answering[0].header if answering and any(_limits_asked(question)) else None)
     damaged = [one for one in unreadable if one.gguf_id == facts.gguf_id]
     if damaged and not of_file:
@@ -60,23 +60,23 @@ def sweep_command(question: Question, like: store.SweepHeader | None = None) -> 
             limits=question.limits.over(like.limits),
         )
     options = [*_asked(question), *([f"--goal {question.goal}"] if question.goal else []), *_limits_asked(question)]
-    held = held_options(like) if like is not None else ()
-    return " ".join([shlex.join(["offloadtune", "sweep", str(question.path)]), *options, *held])
+    held = [*fixed_words(like), *(f"--rpc {endpoint}" for endpoint in like.endpoints)] if like else []
+    quoted = (shlex.join(one.split(" ", 1)) for one in held)
+    return " ".join([shlex.join(["offloadtune", "sweep", str(question.path)]), *options, *quoted])
 
 
-def held_options(header: store.SweepHeader) -> Iterator[str]:
-    """What a sweep fixed, and the devices it went far for, as its options."""
+def fixed_words(header: store.SweepHeader) -> Iterator[str]:
+    """What a sweep fixed, as its options."""
     for name, value in header.fixed.items():
         yield f"--set {name}={format_split(value) if isinstance(value, tuple) else value}"
-    yield from (f"--rpc {endpoint}" for endpoint in header.endpoints)
 
 
 def limit_words(limit_bytes: int | None, limits: Limits) -> Iterator[str]:
     """Limits as options of a sweep."""
     if limits.min_tok_per_s is not None:
-        yield f"--min-tok-per-s {limits.min_tok_per_s:g}"
+        yield f"--min-tok-per-s {limits.min_tok_per_s:.12g}"
     if limits.ttft_p95_s is not None:
-        yield f"--max-ttft {limits.ttft_p95_s:g}s"
+        yield f"--max-ttft {limits.ttft_p95_s:.12g}s"
     if limit_bytes is not None:
         yield f"--vram-limit {_bytes_words(limit_bytes)}"
     if limits.host_bytes is not None:

@@ -15,7 +15,7 @@ from offloadtune.engine import installed_build_id
 from offloadtune.gguf import read_gguf
 from offloadtune.pipeline.journals import StoredSweep, as_reported, read_all
 from offloadtune.pipeline.likeness import Here
-from offloadtune.pipeline.missing import held_options, is_answered_by, limit_words, not_measured, sweep_command
+from offloadtune.pipeline.missing import fixed_words, is_answered_by, limit_words, not_measured, sweep_command
 from offloadtune.pipeline.spaces import asked_space, space_of
 from offloadtune.probe import probe_host
 from offloadtune.recalls import Question, UnreadableJournal
@@ -164,8 +164,9 @@ def _limit_notes(
 
 def limit_options(header: store.SweepHeader) -> Iterator[str]:
     """The options that narrowed what was tried."""
+    yield from fixed_words(header)
     yield from limit_words(header.limit_bytes, header.limits)
-    yield from held_options(header)
+    yield from (f"--rpc {endpoint}" for endpoint in header.endpoints)
 
 
 def _unreadable_words(unreadable: Sequence[UnreadableJournal]) -> str:

@@ -724,7 +724,7 @@ def test_limits_of_the_sweep_hold_where_the_question_names_none(stored: Stored) 
     stored(results=both, limits=limits)
     found = asked()
     assert found.answer.trial.why == "the sooner token"
-    assert any(f"--max-ttft {limits.ttft_p95_s:g}s" in note for note in found.notes)
+    assert any(f"--max-ttft {limits.ttft_p95_s:.12g}s" in note for note in found.notes)
     assert not any("not tried yet" in note for note in found.notes)
     both_limits = asked(limits=Limits(min_tok_per_s=1.0)).space.limits
     assert both_limits == dataclasses.replace(limits, min_tok_per_s=1.0)
