@@ -14,8 +14,6 @@ from offloadtune.sweeps import SweepRequest
 from offloadtune.units import MIB, format_bytes
 
 _MAY_BE_MEMORY = {Outcome.OUT_OF_MEMORY_HOST, Outcome.LOAD_FAILED}
-_UBATCH_LEAST = 64
-"""No search tries a smaller one."""
 
 
 def check_limits(request: SweepRequest, facts: GgufFacts) -> None:
@@ -26,8 +24,7 @@ def check_limits(request: SweepRequest, facts: GgufFacts) -> None:
     settings, is_fixed = begin_settings(request, facts), "n_gpu_layers" in request.fixed
     least = estimate_footprint(facts, settings).least_bytes if is_fixed else 0
     most_away = settings if is_fixed else settings.replace(n_gpu_layers=0 if limit == 0 else facts.n_layer + 1)
-    least_ubatch = most_away.replace(n_ubatch=min(request.fixed.get("n_ubatch", _UBATCH_LEAST), settings.n_batch))
-    held = search.host_bytes(facts, least_ubatch)
+    held = search.least_host_bytes(facts, most_away)
     if limit is not None and least > limit:
         what = f"n_gpu_layers={settings.n_gpu_layers} takes at least {format_bytes(least)} of device memory"
         message = f"By the header's arithmetic {what}, and --vram-limit allows {format_bytes(limit)}"

@@ -15,10 +15,10 @@ from offloadtune.search import (
     baseline_trials,
     can_fit,
     can_hold,
-    host_bytes,
     is_allowed,
     is_over_limit,
     is_over_ram,
+    least_host_bytes,
     ran_out,
 )
 from offloadtune.stats import PairedComparison, inverse
@@ -78,8 +78,8 @@ def _missing_reasons(case: Case, versus: Sequence[Comparison]) -> Iterator[str]:
         if name in compared or (name == "cpu_only" and not case.space.has_devices):
             continue
         if result is None and not can_hold(case.space, trial.settings):
-            needed = host_bytes(case.space.facts, trial.settings)
-            why = f"main memory would hold {_ram_words(case.space, needed)}"
+            needed = least_host_bytes(case.space.facts, trial.settings)
+            why = f"main memory would hold at least {_ram_words(case.space, needed)}"
         elif result is None:
             why = "it was not tried, the sweep ended first"
         elif not is_allowed(case.space, result):

@@ -18,8 +18,8 @@ class Columns:
     """What memory and speed of settings depend on, one entry each; bytes are those predicted.
 
     `device_bytes` are of all devices together, `compute_bytes` the part of them that the rule may get wrong,
-    `least_bytes` what cannot be undercut; `host_bytes` are main memory's. `works_on_host` where weights that are
-    multiplied with lie in main memory.
+    `least_bytes` what cannot be undercut; `host_bytes` and `least_host_bytes` are main memory's. `works_on_host` where
+    weights that are multiplied with lie in main memory.
     """
 
     grid: Grid
@@ -30,6 +30,7 @@ class Columns:
     compute_bytes: Ints
     least_bytes: Ints
     host_bytes: Ints
+    least_host_bytes: Ints
     works_on_host: Bools
 
     def __len__(self) -> int:
@@ -59,5 +60,6 @@ class Columns:
             compute_bytes=compute,
             least_bytes=weights + cache * is_exact,
             host_bytes=found.host_weights_bytes + found.host_kv_cache_bytes + found.host_compute_bytes,
+            least_host_bytes=found.host_weights_bytes + found.host_kv_cache_bytes * is_exact,
             works_on_host=(grid.n_gpu_layers <= facts.n_layer) | ((grid.n_cpu_moe > 0) & (facts.n_expert > 0)),
         )

@@ -54,7 +54,7 @@ def limits_reached(visits: Sequence[Visit], limits: Limits) -> Iterator[LimitRea
     """
     counted = measured(visits)
     if limits.min_tok_per_s is not None:
-        reached = 1 / statistics.median(visit.token_s for visit in counted)
+        reached = statistics.median(1 / visit.token_s for visit in counted)
         yield LimitReached(
             limit="min_tok_per_s",
             allowed=limits.min_tok_per_s,

@@ -105,4 +105,4 @@ def over_ram(space: Space, columns: Columns, results: Sequence[TrialResult]) -> 
     is_over = np.array([is_over_ram(space, one) for one in ran], dtype=np.bool_)
     most_within = predicted[~is_over].max(initial=0)
     least_over = predicted[is_over & (predicted > most_within)].min(initial=2**62)
-    return np.asarray((columns.host_bytes > limit) | (columns.host_bytes >= least_over))
+    return np.asarray((columns.least_host_bytes > limit) | (columns.host_bytes >= least_over))

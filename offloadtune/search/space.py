@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offloadtune.footprint import Grid, estimate_footprints, pad_256, reckon
+from offloadtune.footprint import Grid, anatomy_of, estimate_footprints, pad_256, reckon
 from offloadtune.records import NO_LIMITS, GgufFacts, Goal, Limits, Settings, Target, Trial, Workload
 from offloadtune.speed import Laws
 
@@ -170,13 +170,17 @@ def can_fit(space: Space, settings: Settings) -> bool:
 def can_hold(space: Space, settings: Settings) -> bool:
     """False only where main memory would have to hold more than the user allows."""
     limit = space.limits.host_bytes
-    return limit is None or host_bytes(space.facts, settings) <= limit
+    return limit is None or least_host_bytes(space.facts, settings) <= limit
 
 
-def host_bytes(facts: GgufFacts, settings: Settings) -> int:
-    """What main memory holds by arithmetic, weights mapped from the file too."""
+def least_host_bytes(facts: GgufFacts, settings: Settings) -> int:
+    """What main memory holds at the least: weights, mapped from the file too, and the cache where its rule is exact.
+
+    Of a compute buffer not all is ever touched, so it is not resident.
+    """
     found = reckon(facts, Grid.of((settings,), facts.n_layer))
-    return int((found.host_weights_bytes + found.host_kv_cache_bytes + found.host_compute_bytes)[0])
+    is_exact = not anatomy_of(facts).why_inexact
+    return int((found.host_weights_bytes + found.host_kv_cache_bytes * is_exact)[0])
 
 
 def n_that_can_fit(space: Space, settings: Sequence[Settings]) -> int:

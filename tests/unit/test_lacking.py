@@ -19,7 +19,7 @@ from offloadtune.pipeline.answering import _nothing
 from offloadtune.pipeline.checking import check
 from offloadtune.pipeline.lacking import check_limits, idle_limits, remedies_of
 from offloadtune.records import GgufFacts, Goal, Limits, Outcome, Settings, TrialResult, Workload
-from offloadtune.search import Lack, Space, host_bytes, remedies, start_settings
+from offloadtune.search import Lack, Space, least_host_bytes, remedies, start_settings
 from offloadtune.sweeps import SweepRequest
 
 FACTS = made_up_facts((20 * MIB,) * 12, n_ctx_train=1 << 15)
@@ -141,7 +141,7 @@ def test_main_memory_that_holds_nothing_is_refused() -> None:
     error = refusal(limits=Limits(host_bytes=MIB))
     assert "--ram-limit allows 1.00 MiB" in str(error)
     assert error.hint.startswith("use --ram-limit ")
-    check_limits(request(limits=Limits(host_bytes=host_bytes(FACTS, Settings(n_gpu_layers=13)))), FACTS)
+    check_limits(request(limits=Limits(host_bytes=least_host_bytes(FACTS, Settings(n_gpu_layers=13)))), FACTS)
     with pytest.raises(UsageError):  # without device memory all of it lies there
         check_limits(request(limits=Limits(host_bytes=200 * MIB), vram_limit_bytes=0), FACTS)
 

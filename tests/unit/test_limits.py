@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lawful import FACTS, LawfulEngine, Times, lawful_space
-from synthetic import MIB, made_up_facts, made_up_space, ok_result, visit
+from synthetic import MIB, SyntheticEngine, carry_out, made_up_facts, made_up_space, ok_result, visit
 
 from offloadtune.recommend import Round, is_decided, recommend
 from offloadtune.records import NO_LIMITS, Goal, Limits, Settings, Trial, TrialResult, Visit
@@ -22,13 +22,14 @@ from offloadtune.search import (
     can_hold,
     candidates,
     finalists,
-    host_bytes,
     is_allowed,
     keeps_limits,
+    least_host_bytes,
     limits_reached,
     next_trial,
     result_rank,
     shortfall,
+    start_settings,
 )
 from offloadtune.search.columns import Columns
 from offloadtune.search.grid import choices_of
@@ -214,7 +215,7 @@ def test_the_depth_of_the_speeds_is_said_for_the_goal_context() -> None:
 
 def test_a_baseline_that_main_memory_may_not_hold_is_left_out_with_the_reason() -> None:
     full = placed(13)
-    space = space_of(Limits(host_bytes=host_bytes(SMALL, full) + MIB))
+    space = space_of(Limits(host_bytes=least_host_bytes(SMALL, full) + MIB))
     answer = recommend(space, [ran(full, 1, 0.02, host_peak=1)], ())
     assert answer is not None
     limit = "over your limit of"
@@ -308,7 +309,7 @@ def test_where_no_context_is_fast_enough_none_is_looked_for() -> None:
 
 
 def test_what_main_memory_may_not_hold_is_never_tried() -> None:
-    limit = host_bytes(FACTS, placed(20).replace(n_ctx=4096))
+    limit = least_host_bytes(FACTS, placed(20).replace(n_ctx=4096))
     space = limited_space(Limits(host_bytes=limit), device_mib=4000)
     engine = LawfulEngine(space=space, wall_bytes=4000 * MIB)
     results = engine.carry_out()
@@ -319,13 +320,13 @@ def test_what_main_memory_may_not_hold_is_never_tried() -> None:
 
 def test_what_took_too_much_of_main_memory_bars_what_takes_as_much() -> None:
     """The process itself takes more than arithmetic knows: what ran over the limit shows it."""
-    space = limited_space(Limits(host_bytes=host_bytes(FACTS, placed(20).replace(n_ctx=4096))), device_mib=4000)
+    space = limited_space(Limits(host_bytes=least_host_bytes(FACTS, placed(20).replace(n_ctx=4096))), device_mib=4000)
     engine, results = LawfulEngine(space=space, wall_bytes=4000 * MIB), list[TrialResult]()
     while (trial := next_trial(space, results)) is not None:
         assert len(results) < 80
-        held = host_bytes(FACTS, trial.settings)
+        held = least_host_bytes(FACTS, trial.settings)
         over = [one for one in results if not is_allowed(space, one)]
-        assert all(held < host_bytes(FACTS, one.trial.settings) for one in over)
+        assert all(held < least_host_bytes(FACTS, one.trial.settings) for one in over)
         results.append(dataclasses.replace(engine.run(trial), host_peak_rss_bytes=held + 100 * MIB))
     assert keeps_limits(space, best_of(space, results))
 
@@ -335,11 +336,12 @@ def test_nothing_at_all_is_tried_where_main_memory_may_hold_nothing() -> None:
     assert next_trial(space, []) is None
 
 
-def test_a_smaller_ubatch_is_tried_where_only_that_has_room_in_main_memory() -> None:
-    start = placed(0).replace(devices=())
-    least = host_bytes(SMALL, start.replace(n_ubatch=64))
-    space = space_of(Limits(host_bytes=least), device_bytes=0)
-    assert not can_hold(space, start)
-    trial = next_trial(space, [])
-    assert trial is not None
-    assert trial.settings.n_ubatch == 64
+def test_what_fits_between_two_limits_of_memory_is_found() -> None:
+    """The ladder goes down in strides, and would step over what the device holds and main memory may."""
+    settings = start_settings(space_of())
+    engine = SyntheticEngine(facts=SMALL, wall_bytes=0)
+    between = settings.replace(n_gpu_layers=11)
+    engine = dataclasses.replace(engine, wall_bytes=engine.used_bytes(between))
+    space = space_of(Limits(host_bytes=least_host_bytes(SMALL, between)), device_bytes=8 << 30)
+    found = best_of(space, carry_out(space, engine))
+    assert found.trial.settings.n_gpu_layers == 11
