@@ -33,6 +33,7 @@ from offloadtune.search import (
 )
 from offloadtune.search.columns import Columns
 from offloadtune.search.grid import choices_of
+from offloadtune.search.room import over_ram
 from offloadtune.speed.blocks import Floats
 
 SECONDS = st.floats(1e-3, 1e3)
@@ -192,6 +193,21 @@ def test_by_the_rounds_who_breaks_the_limit_is_not_recommended_and_no_tie() -> N
     assert answer.reasons[0] == "It writes 40.2 tok/s: within your limit of 40.0 tok/s at least."
 
 
+def test_what_misses_the_limit_by_little_is_no_tie_however_simple() -> None:
+    """Half a per cent apart is the same, but for a floor between the two."""
+    simple, complex_ = placed(3), placed(3).replace(n_ubatch=256, n_batch=1024)
+    results = [ran(simple, 1.0, 0.0251), ran(complex_, 1.0, 0.0249)]
+    jitter = (1.0, 1.02, 0.99, 1.01, 0.98, 1.0)
+    rounds: list[Round] = [
+        {simple: (visit(ttft_s=one, token_s=0.0251),), complex_: (visit(ttft_s=other, token_s=0.0249),)}
+        for one, other in zip(jitter, (*jitter[2:], *jitter[:2]), strict=True)
+    ]
+    for limits, chosen in ((NO_LIMITS, simple), (FLOOR, complex_)):
+        answer = recommend(space_of(limits), results, rounds)
+        assert answer is not None
+        assert answer.trial.settings == chosen
+
+
 def test_where_others_keep_it_by_one_visit_only_those_compared_are_spoken_of() -> None:
     results = [ran(placed(1), 1, 0.05), ran(placed(2), 9, 0.02)]
     reason = first_reason(space_of(FLOOR), results, rounds_of({placed(1): visit(ttft_s=1, token_s=0.05)}, 3))
@@ -267,6 +283,17 @@ def test_the_fastest_within_the_limit_is_found_though_others_are_faster(times: T
     assert found.visits[0].ttft_s <= 1.03 * least_s
 
 
+def test_a_value_that_always_misses_the_limit_is_given_up_though_it_is_believed_to_keep_it() -> None:
+    """No trait says that a ubatch makes tokens slower, so each that is larger would be tried."""
+    space = limited_space(NO_LIMITS, Goal.TTFT)
+    token_s = truths(LawfulEngine(space=space, wall_bytes=1200 * MIB, times=slow_large_batches))[2]
+    limited = dataclasses.replace(space, limits=Limits(min_tok_per_s=1 / (1.2 * token_s.min())))
+    engine = LawfulEngine(space=limited, wall_bytes=1200 * MIB, times=slow_large_batches)
+    found = best_of(limited, engine.carry_out())
+    assert keeps_limits(limited, found)
+    assert found.trial.settings.n_ubatch <= 512
+
+
 def test_a_limit_that_nothing_keeps_is_missed_by_the_least() -> None:
     limits = Limits(min_tok_per_s=1e5)
     space = limited_space(limits, Goal.TTFT)
@@ -320,15 +347,14 @@ def test_what_main_memory_may_not_hold_is_never_tried() -> None:
 
 def test_what_took_too_much_of_main_memory_bars_what_takes_as_much() -> None:
     """The process itself takes more than arithmetic knows: what ran over the limit shows it."""
-    space = limited_space(Limits(host_bytes=least_host_bytes(FACTS, placed(20).replace(n_ctx=4096))), device_mib=4000)
-    engine, results = LawfulEngine(space=space, wall_bytes=4000 * MIB), list[TrialResult]()
-    while (trial := next_trial(space, results)) is not None:
-        assert len(results) < 80
-        held = least_host_bytes(FACTS, trial.settings)
-        over = [one for one in results if not is_allowed(space, one)]
-        assert all(held < least_host_bytes(FACTS, one.trial.settings) for one in over)
-        results.append(dataclasses.replace(engine.run(trial), host_peak_rss_bytes=held + 100 * MIB))
-    assert keeps_limits(space, best_of(space, results))
+    space = space_of(Limits(host_bytes=1 << 30))
+    columns = Columns.of(SMALL, [placed(k) for k in range(14)])
+    over, within = (ran(placed(k), 1, 1, host_peak=peak) for k, peak in ((5, (1 << 30) + 1), (9, 1 << 30)))
+    assert over_ram(space, columns, [over, within]).tolist() == [k <= 5 for k in range(14)]
+    assert not over_ram(space, columns, [within]).any()
+    assert not over_ram(space_of(), columns, [over]).any()
+    odd = ran(placed(12), 1, 1, host_peak=(1 << 30) + 1)  # what takes less by arithmetic than one within says nothing
+    assert not over_ram(space, columns, [odd, within]).any()
 
 
 def test_nothing_at_all_is_tried_where_main_memory_may_hold_nothing() -> None:
@@ -340,8 +366,8 @@ def test_what_fits_between_two_limits_of_memory_is_found() -> None:
     """The ladder goes down in strides, and would step over what the device holds and main memory may."""
     settings = start_settings(space_of())
     engine = SyntheticEngine(facts=SMALL, wall_bytes=0)
-    between = settings.replace(n_gpu_layers=11)
+    between = settings.replace(n_gpu_layers=9)
     engine = dataclasses.replace(engine, wall_bytes=engine.used_bytes(between))
     space = space_of(Limits(host_bytes=least_host_bytes(SMALL, between)), device_bytes=8 << 30)
     found = best_of(space, carry_out(space, engine))
-    assert found.trial.settings.n_gpu_layers == 11
+    assert found.trial.settings.n_gpu_layers == 9
