@@ -29,7 +29,11 @@ _ENUMS = {
 _EXAMPLES = {"--max-ttft": "--max-ttft 500ms", "--min-tok-per-s": "--min-tok-per-s 20"}
 _LARGEST = (1 << 31) - 1  # of the engine's own fields
 _STORED_PRECISION = "leave it out: it changes the stored precision, and is planned only (offloadtune plan --help)"
-_NOT_SET_HERE = {"n_ctx": "use --n-ctx", "type_k": _STORED_PRECISION, "type_v": _STORED_PRECISION}
+_NOT_SET_HERE = {
+    "n_ctx": "use --n-ctx, where the command has it",
+    "type_k": _STORED_PRECISION,
+    "type_v": _STORED_PRECISION,
+}
 _NOT_FIXABLE = {"devices", "n_cpu_moe", "n_ctx", "type_k", "type_v", "n_seq_max", "n_outputs_max", "kv_unified"}
 
 

@@ -103,7 +103,9 @@ def _context_reasons(case: Case, chosen: TrialResult) -> Iterator[str]:
             continue
         if is_allowed(case.space, result):
             more, less = format_seconds(case.first_cost(result)), format_seconds(case.first_cost(chosen))
-            yield f"A context of {n_ctx} runs too: {more} for {_GOAL_WORDS[goal]} against {less}, one visit each."
+            missed = ", but not within your limits" * (case.shortfall(result) > 0)
+            costs = f"{more} for {_GOAL_WORDS[goal]} against {less}, one visit each"
+            yield f"A context of {n_ctx} runs too{missed}: {costs}."
         else:
             yield f"A context of {n_ctx} {_end_words(case, result)}."
 

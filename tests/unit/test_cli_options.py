@@ -125,7 +125,7 @@ def test_the_last_of_two_counts() -> None:
         ("=4", "--set '=4' names no setting.", "one of"),
         ("n_thread=4", "--set 'n_thread=4' names no setting.", "use n_threads (or one of"),
         ("n_threads", "--set 'n_threads' names no setting.", "use n_threads (or one of"),
-        ("n_ctx=512", "--set 'n_ctx=512': n_ctx is not set there.", "use --n-ctx"),
+        ("n_ctx=512", "--set 'n_ctx=512': n_ctx is not set there.", "use --n-ctx, where"),
         ("devices=CPU", "--set 'devices=CPU' names no setting.", "one of"),
         ("type_k=q8_0", "--set 'type_k=q8_0': type_k is not set there.", "changes the stored precision"),
         ("n_threads=four", "--set 'n_threads=four' needs a whole number.", "--set n_threads=4"),

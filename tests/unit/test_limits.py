@@ -229,6 +229,15 @@ def test_the_depth_of_the_speeds_is_said_for_the_goal_context() -> None:
     assert any("with 512 tokens in the context" in one and "not at the end of 8192" in one for one in answer.reasons)
 
 
+def test_more_context_that_misses_the_limit_is_said_to() -> None:
+    """Of the same settings, as where the price of twice the context is tried."""
+    small, large = ran(placed(3), 1, 0.02), ran(placed(3).replace(n_ctx=2048), 1, 0.03)
+    for limits, words in ((FLOOR, "runs too, but not within your limits: "), (NO_LIMITS, "runs too: ")):
+        answer = recommend(space_of(limits), [small, large], ())
+        assert answer is not None
+        assert any(f"A context of 2048 {words}" in one for one in answer.reasons)
+
+
 def test_a_baseline_that_main_memory_may_not_hold_is_left_out_with_the_reason() -> None:
     full = placed(13)
     space = space_of(Limits(host_bytes=least_host_bytes(SMALL, full) + MIB))
