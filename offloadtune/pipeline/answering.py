@@ -19,7 +19,7 @@ from offloadtune.errors import (
 )
 from offloadtune.gguf import identify, sha256_of
 from offloadtune.pipeline.interrupts import deaf
-from offloadtune.pipeline.lacking import advice, over_words, remedies_of
+from offloadtune.pipeline.lacking import advice, over_words
 from offloadtune.pipeline.measuring import Measuring
 from offloadtune.pipeline.rendering import apply_text, baseline_figures
 from offloadtune.records import GgufFacts, Outcome, Target
@@ -100,9 +100,9 @@ def _nothing(measuring: Measuring) -> OffloadTuneError:
         return InterruptedSweepError(message, hint="run the same command again")
     n_ctx_needed = measuring.request.workload.n_ctx_needed
     results = [r for r in measuring.results if r.trial.settings.n_ctx >= n_ctx_needed]  # the rest cannot but refuse
-    enough, acts = advice(remedies_of(measuring.space, measuring.machine, results))
+    enough, acts = advice(measuring.space, measuring.machine, results)
     if not results and enough:
-        message = f"Nothing was tried: by arithmetic no settings have room{enough}."
+        message = f"Nothing was tried, no settings have room{enough}."
         return NothingWorksError(message, hint=acts)
     if all(result.outcome is Outcome.TIMED_OUT for result in results):
         suggestion = max(60, round(measuring.request.budget_s * 4))

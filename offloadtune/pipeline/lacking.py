@@ -60,12 +60,21 @@ def idle_limits(request: SweepRequest, machine: Machine) -> Iterator[str]:
         yield f"--ram-limit {format_bytes(ram_limit)} changes nothing: {format_bytes(available)} are available."
 
 
-def remedies_of(space: search.Space, machine: Machine, results: Sequence[TrialResult]) -> tuple[Remedy, ...]:
-    """What would give room to a sweep of which nothing ran: as measured, else where arithmetic finds none."""
+def advice(space: search.Space, machine: Machine, results: Sequence[TrialResult]) -> tuple[str, str]:
+    """What would give room to a sweep of which nothing ran: the end of a sentence, and what to do; "" for nothing.
+
+    As measured, where trials ran but over a limit, else by arithmetic.
+    """
     if measured := tuple(_measured_remedies(space, results)):
-        return measured
+        return _enough_words(measured), _acts(measured)
     if results and not any(search.ran_out(r, space.limit_bytes) or r.outcome in _MAY_BE_MEMORY for r in results):
-        return ()
+        return "", ""
+    found = remedies_of(space, machine)
+    return _enough_words(found, "by arithmetic "), _acts(found)
+
+
+def remedies_of(space: search.Space, machine: Machine) -> tuple[Remedy, ...]:
+    """What would give the settings that a sweep begins with room, where arithmetic finds none."""
     limit, ram_limit, available = space.limit_bytes, space.limits.host_bytes, machine.host.ram.available_bytes
     lack = Lack(
         facts=space.facts,
@@ -111,22 +120,18 @@ def _measured_remedies(space: search.Space, results: Sequence[TrialResult]) -> I
 
 
 def _taken(space: search.Space, results: Sequence[TrialResult]) -> tuple[list[int], list[int]]:
-    """Bytes of devices, and of main memory, of those that ran and were over one limit alone."""
-    over_ram = [one for one in results if search.is_over_ram(space, one)]
-    over_devices = [one for one in results if _is_over_devices(space, one)]
+    """Bytes of devices, and of main memory, of those that would be an answer but for one limit alone."""
+    as_fixed = [one for one in results if search.is_as_fixed(space, one)]
+    over_ram = [one for one in as_fixed if search.is_over_ram(space, one)]
+    over_devices = [one for one in as_fixed if _is_over_devices(space, one)]
     return (
         [sum(peak for _, peak in one.device_peak_bytes) for one in over_devices if one not in over_ram],
         [one.host_peak_rss_bytes or 0 for one in over_ram if one not in over_devices],
     )
 
 
-def advice(found: Sequence[Remedy]) -> tuple[str, str]:
-    """The smallest change as the end of a sentence, and all of them as what to do; "" where there are none."""
-    return _enough_words(found), _acts(found)
-
-
-def _enough_words(found: Sequence[Remedy]) -> str:
-    return f"; {found[0].words} would be enough" if found else ""
+def _enough_words(found: Sequence[Remedy], basis: str = "") -> str:
+    return f"; {basis}{found[0].words} would be enough" if found else ""
 
 
 def _acts(found: Sequence[Remedy]) -> str:

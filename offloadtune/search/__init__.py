@@ -15,6 +15,7 @@ plan       all of it together: the next trial, and who is compared in the end
 remedies   what would make settings fit that have no room
 """
 
+from offloadtune.search.acquire import is_as_fixed
 from offloadtune.search.cost import (
     N_VISITS_OF_P95,
     is_allowed,
@@ -62,6 +63,7 @@ __all__ = [
     "expected",
     "finalists",
     "is_allowed",
+    "is_as_fixed",
     "is_feasible",
     "is_over_limit",
     "is_over_ram",

@@ -196,8 +196,8 @@ def test_where_the_devices_have_too_little_the_smallest_change_is_named() -> Non
     assert isinstance(error, NothingWorksError)
     assert str(error).startswith("None of 1 trial ran to the end: the device's memory ran out; ")
     assert str(error).endswith(" would be enough.")
-    smallest = remedies_of(space, SMALL_CARD, [])[0]
-    assert smallest.words in str(error)
+    smallest = remedies_of(space, SMALL_CARD)[0]
+    assert f"; by arithmetic {smallest.words} would be enough." in str(error)
     assert error.hint.startswith(f"use {smallest.act}")
 
 
@@ -227,9 +227,17 @@ def test_what_ran_over_a_limit_says_what_would_be_enough() -> None:
     assert error.hint == "use --ram-limit 451MiB"
 
 
+def test_a_baseline_over_the_limit_promises_nothing_for_the_layers_that_are_fixed() -> None:
+    limited = made_up_space(FACTS, device_bytes=2000 * MIB, fixed={"n_gpu_layers": 13})
+    space = dataclasses.replace(limited, limits=Limits(host_bytes=400 * MIB))
+    alone = space.trial(start_settings(space).replace(devices=(), n_gpu_layers=0), "the CPU alone")
+    over = dataclasses.replace(ok_result(alone, (visit(ttft_s=1, token_s=1),)), host_peak_rss_bytes=450 * MIB)
+    assert "--ram-limit" not in after(space, ended(space, Outcome.CRASHED), over).hint
+
+
 def test_where_nothing_could_be_tried_time_is_not_to_blame() -> None:
     space = dataclasses.replace(made_up_space(FACTS, device_bytes=0), limits=Limits(host_bytes=100 * MIB))
     error = after(space)
     assert isinstance(error, NothingWorksError)
-    assert str(error).startswith("Nothing was tried: by arithmetic no settings have room; ")
+    assert str(error).startswith("Nothing was tried, no settings have room; by arithmetic ")
     assert isinstance(after(made_up_space(FACTS, device_bytes=0)), BudgetError)
