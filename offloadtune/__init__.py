@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from offloadtune.errors import OffloadTuneError
     from offloadtune.gguf import read_gguf
     from offloadtune.pipeline import sweep
-    from offloadtune.records import WORKLOADS, Goal, Settings, Target, Workload
+    from offloadtune.records import WORKLOADS, Goal, Limits, Settings, Target, Workload
     from offloadtune.sweeps import SweepReport, SweepRequest
 
 __version__ = "0.1.0"
@@ -38,6 +38,7 @@ __version__ = "0.1.0"
 __all__ = [
     "WORKLOADS",
     "Goal",
+    "Limits",
     "OffloadTuneError",
     "Settings",
     "SweepReport",

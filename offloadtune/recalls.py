@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from offloadtune.records import Figures, Goal, Recommendation, StandsFor, Target, Workload
+from offloadtune.records import NO_LIMITS, Figures, Goal, Limits, Recommendation, StandsFor, Target, Workload
 from offloadtune.sweeps import Explanation, Front
 from offloadtune.units import format_count
 
@@ -23,6 +23,8 @@ class Question:
     workload: Workload | None = None
     target: Target | None = None
     n_ctx: int | None = None
+    vram_limit_bytes: int | None = None
+    limits: Limits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

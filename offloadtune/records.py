@@ -33,6 +33,31 @@ class Goal(StrEnum):
     CONTEXT = "context"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What settings may not exceed, besides device memory; None for no limit.
+
+    `host_bytes` is of main memory, weights mapped from the file too; `ttft_p95_s` the 95th percentile of the time to
+    the first token; `min_tok_per_s` are tokens written a second, at least.
+    """
+
+    host_bytes: int | None = None
+    ttft_p95_s: float | None = None
+    min_tok_per_s: float | None = None
+
+    @property
+    def are_of_speed(self) -> bool:
+        return self.ttft_p95_s is not None or self.min_tok_per_s is not None
+
+    def over(self, others: Limits) -> Limits:
+        """These, and those of `others` where these say nothing."""
+        ours = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return dataclasses.replace(others, **ours)
+
+
+NO_LIMITS = Limits()
+
+
 class Target(StrEnum):
     """The front end whose settings are measured; it fixes what the user cannot set there."""
 
@@ -590,8 +615,25 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitReached:
+    """What the recommended settings reached of a limit of speed; `limit` is a field of `Limits`.
+
+    `reached` of `ttft_p95_s` is the longest of `n_visits` where they are too few for a percentile.
+    """
+
+    limit: str
+    allowed: float
+    reached: float
+    n_visits: int
+    is_kept: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The answer: settings that were measured, what they reached, and why they were chosen."""
+    """The answer: settings that were measured, what they reached, and why they were chosen.
+
+    `limits` are those of speed, where the user named some.
+    """
 
     goal: Goal
     workload: Workload
@@ -602,6 +644,7 @@ class Recommendation:
     versus: tuple[Comparison, ...]
     reasons: tuple[str, ...]
     evidence_trial_ids: tuple[str, ...]
+    limits: tuple[LimitReached, ...] = ()
 
 
 def _digest(facts: Any) -> str:

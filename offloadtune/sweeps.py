@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from offloadtune.records import (
+    NO_LIMITS,
     Basis,
     EngineBuild,
     Estimate,
     Figures,
     GgufFacts,
     Goal,
+    Limits,
     Machine,
     Recommendation,
     Settings,
@@ -32,9 +34,9 @@ from offloadtune.records import (
 class SweepRequest:
     """What the user asked for.
 
-    `n_ctx` None means what the workload needs; `fixed` are settings not to be tried; `allow_kv_quant` lets a cache of
-    fewer bits be tried; `is_fresh` puts aside what an earlier run of the same command left. `worker_command`
-    starts another worker than ours, for tests.
+    `n_ctx` None means what the workload needs; with the goal `context` it is the least wanted. `fixed` are settings not
+    to be tried; `allow_kv_quant` lets a cache of fewer bits be tried; `is_fresh` puts aside what an earlier run of the
+    same command left. `worker_command` starts another worker than ours, for tests.
     """
 
     path: Path
@@ -44,6 +46,7 @@ class SweepRequest:
     target: Target = Target.LLAMA_CPP_PYTHON
     n_ctx: int | None = None
     vram_limit_bytes: int | None = None
+    limits: Limits = NO_LIMITS
     endpoints: tuple[str, ...] = ()
     fixed: dict[str, Any] = field(default_factory=dict)
     allow_kv_quant: bool = False

@@ -33,10 +33,35 @@ TargetText = Annotated[
     str | None, typer.Option("--target", help=f"The front end: {', '.join(Target)}.", autocompletion=one_of(Target))
 ]
 ContextSize = Annotated[int | None, typer.Option("--n-ctx", min=1, help="Context wanted.")]
+VramLimit = Annotated[
+    str | None, typer.Option("--vram-limit", metavar="BYTES", help="Use at most this much device memory.")
+]
+RamLimit = Annotated[
+    str | None,
+    typer.Option("--ram-limit", metavar="BYTES", help="Use at most this much main memory, mapped weights included."),
+]
+MinTokPerS = Annotated[
+    float | None, typer.Option("--min-tok-per-s", metavar="N", help="Write at least so many tokens a second.")
+]
+MaxTtft = Annotated[
+    str | None,
+    typer.Option("--max-ttft", metavar="TIME", help="Have the first token within this time in 95 of 100 turns."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def question(file: str, goal: str | None, workload: str | None, target: str | None, n_ctx: int | None) -> Question:
+def question(  # noqa: PLR0913 - one parameter an option
+    file: str,
+    goal: str | None,
+    workload: str | None,
+    target: str | None,
+    n_ctx: int | None,
+    *,
+    vram_limit: str | None = None,
+    ram_limit: str | None = None,
+    min_tok_per_s: float | None = None,
+    max_ttft: str | None = None,
+) -> Question:
     """What is asked; what is not said is taken as in the newest sweep. Raises UsageError."""
     from offloadtune.cli import files, options  # noqa: PLC0415 - kept out of --help
     from offloadtune.recalls import Question  # noqa: PLC0415
@@ -47,4 +72,6 @@ def question(file: str, goal: str | None, workload: str | None, target: str | No
         workload=options.workload(workload) if workload else None,
         target=options.target(target),
         n_ctx=n_ctx,
+        vram_limit_bytes=options.bytes_of("--vram-limit", vram_limit) if vram_limit else None,
+        limits=options.limits(ram_limit, max_ttft, min_tok_per_s),
     )

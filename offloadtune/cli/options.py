@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import difflib
+import math
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from offloadtune.errors import UsageError
-from offloadtune.records import WORKLOADS, Settings, Target, Workload
+from offloadtune.records import WORKLOADS, Limits, Settings, Target, Workload
 from offloadtune.units import parse_bytes, parse_seconds, parse_split
 
 Value = TypeVar("Value")
@@ -25,7 +26,14 @@ _ENUMS = {
     "flash_attn_type": ("auto", "disabled", "enabled"),
     "load_mode": ("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"),
 }
+_EXAMPLES = {"--max-ttft": "--max-ttft 500ms", "--min-tok-per-s": "--min-tok-per-s 20"}
 _LARGEST = (1 << 31) - 1  # of the engine's own fields
+_STORED_PRECISION = "leave it out: it changes the stored precision; sweep --allow-kv-quant tries other types of cache"
+_NOT_SET_HERE = {
+    "n_ctx": "use --n-ctx, where the command has it",
+    "type_k": _STORED_PRECISION,
+    "type_v": _STORED_PRECISION,
+}
 _NOT_FIXABLE = {"devices", "n_ctx", "type_k", "type_v", "n_seq_max", "n_outputs_max", "kv_unified"}
 
 
@@ -40,6 +48,21 @@ def bytes_of(option: str, text: str) -> int:
 def split(option: str, text: str) -> tuple[float, ...]:
     """Shares like 3/1 or 3,1. Raises UsageError."""
     return _parsed(option, text, lambda shares: Settings(tensor_split=parse_split(shares)).tensor_split or ())
+
+
+def limits(ram_limit: str | None, max_ttft: str | None, min_tok_per_s: float | None) -> Limits:
+    """Limits that something can keep. Raises UsageError."""
+    found = Limits(
+        host_bytes=bytes_of("--ram-limit", ram_limit) if ram_limit else None,
+        ttft_p95_s=seconds("--max-ttft", max_ttft) if max_ttft else None,
+        min_tok_per_s=min_tok_per_s,
+    )
+    named = {"--max-ttft": found.ttft_p95_s, "--min-tok-per-s": found.min_tok_per_s}
+    for option, value in named.items():
+        if value is not None and not 0 < value < math.inf:
+            message = f"{option} needs a number above 0, not {value:g}."
+            raise UsageError(message, hint=f"leave it out where there is no such limit, or write {_EXAMPLES[option]}")
+    return found
 
 
 def workload(text: str) -> Workload:
@@ -127,6 +150,8 @@ def _is_file(text: str) -> bool:
 def _fixed_setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     defaults = {field.name: field.default for field in dataclasses.fields(Settings) if field.name not in _NOT_FIXABLE}
+    if equals and name in _NOT_SET_HERE:
+        raise UsageError(f"--set {text!r}: {name} is not set there.", hint=_NOT_SET_HERE[name])
     if not equals or name not in defaults:
         raise UsageError(
             f"--set {text!r} names no setting.", hint=f"use {_nearest(name, sorted(defaults))}, as NAME=VALUE"

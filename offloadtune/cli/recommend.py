@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from offloadtune.cli import asking
 
 
@@ -11,6 +13,10 @@ def recommend(  # noqa: PLR0913, PLR0917 - one parameter an option
     workload: asking.WorkloadText = None,
     target: asking.TargetText = None,
     n_ctx: asking.ContextSize = None,
+    min_tok_per_s: asking.MinTokPerS = None,
+    max_ttft: asking.MaxTtft = None,
+    vram_limit: asking.VramLimit = None,
+    ram_limit: asking.RamLimit = None,
     json: asking.AsJson = False,
 ) -> None:
     """Answer at once from what was measured before.
@@ -20,7 +26,10 @@ def recommend(  # noqa: PLR0913, PLR0917 - one parameter an option
     from offloadtune import pipeline, report  # noqa: PLC0415 - kept out of --help
     from offloadtune.cli import console  # noqa: PLC0415
 
-    found = pipeline.recommend_stored(asking.question(file, goal, workload, target, n_ctx), console.tell)
+    limits: dict[str, Any] = {"vram_limit": vram_limit, "ram_limit": ram_limit}
+    limits |= {"min_tok_per_s": min_tok_per_s, "max_ttft": max_ttft}
+    asked = asking.question(file, goal, workload, target, n_ctx, **limits)
+    found = pipeline.recommend_stored(asked, console.tell)
     if json:
         console.show_json(report.recall_json(found))
     else:

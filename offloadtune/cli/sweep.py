@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from offloadtune.cli import asking
 from offloadtune.cli.completion import name_of, one_of
 from offloadtune.errors import InterruptedSweepError, UsageError
 from offloadtune.records import WORKLOADS, Goal, Target
@@ -45,11 +46,13 @@ def sweep(  # noqa: PLR0913, PLR0917 - one parameter an option
         typer.Option(help=f"The front end to measure for: {', '.join(Target)}.", autocompletion=one_of(Target)),
     ] = "llama_cpp_python",
     n_ctx: Annotated[
-        int | None, typer.Option("--n-ctx", min=1, help="Context wanted; default: what the workload fills.")
+        int | None,
+        typer.Option("--n-ctx", min=1, help="Context wanted, at least with --goal context; default: what is filled."),
     ] = None,
-    vram_limit: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Use at most this much device memory.")
-    ] = None,
+    min_tok_per_s: asking.MinTokPerS = None,
+    max_ttft: asking.MaxTtft = None,
+    vram_limit: asking.VramLimit = None,
+    ram_limit: asking.RamLimit = None,
     rpc: Annotated[
         list[str] | None, typer.Option(metavar="HOST:PORT", help="A llama.cpp RPC server to use as a device.")
     ] = None,
@@ -80,6 +83,7 @@ def sweep(  # noqa: PLR0913, PLR0917 - one parameter an option
         target=Target(options.choice("--target", target, list(Target))),
         n_ctx=n_ctx,
         vram_limit_bytes=options.bytes_of("--vram-limit", vram_limit) if vram_limit else None,
+        limits=options.limits(ram_limit, max_ttft, min_tok_per_s),
         endpoints=tuple(rpc or ()),
         fixed=options.fixed_settings(fix or ()),
         allow_kv_quant=allow_kv_quant,

@@ -19,6 +19,7 @@ from offloadtune.errors import (
 )
 from offloadtune.gguf import identify, sha256_of
 from offloadtune.pipeline.interrupts import deaf
+from offloadtune.pipeline.lacking import advice, over_words
 from offloadtune.pipeline.measuring import Measuring
 from offloadtune.pipeline.rendering import apply_text, baseline_figures
 from offloadtune.recommend import explain, pareto_front
@@ -104,18 +105,22 @@ def _nothing(measuring: Measuring) -> OffloadTuneError:
         return InterruptedSweepError(message, hint="run the same command again")
     n_ctx_needed = measuring.request.workload.n_ctx_needed
     results = [r for r in measuring.results if r.trial.settings.n_ctx >= n_ctx_needed]  # the rest cannot but refuse
+    enough, acts = advice(measuring.space, measuring.machine, results)
+    if not results and enough:
+        message = f"Nothing was tried, no settings have room{enough}."
+        return NothingWorksError(message, hint=acts)
     if all(result.outcome is Outcome.TIMED_OUT for result in results):
         suggestion = max(60, round(measuring.request.budget_s * 4))
         return BudgetError(
             f"The budget of {format_seconds(measuring.request.budget_s)} ended before the first trial had finished.",
             hint=f"allow more time: --budget {suggestion}s",
         )
-    failures = [result for result in results if result.reason]  # the rest ran, but not as the user allows
-    reasons = "; ".join(dict.fromkeys(result.reason for result in failures)) or "they take more than you allow"
-    failed = format_count(len(failures) or len(results), "trial")
+    over = list(over_words(measuring.space, results))
+    reasons = "; ".join(dict.fromkeys([*(result.reason for result in results if result.reason), *over]))
+    how = "within what you allow" if over else "to the end"
     return NothingWorksError(
-        f"None of {failed} ran to the end: {reasons}.",
-        hint=f"try a smaller --n-ctx than {measuring.space.n_ctx}, or read {measuring.journal.path}",
+        f"None of {format_count(len(results), 'trial')} ran {how}: {reasons or 'no figures came of it'}{enough}.",
+        hint=acts or f"try a smaller --n-ctx than {measuring.space.n_ctx}, or read {measuring.journal.path}",
     )
 
 

@@ -9,8 +9,9 @@ from offloadtune import export
 from offloadtune.benches import BenchRequest
 from offloadtune.errors import GgufError, UsageError
 from offloadtune.footprint import Grid, has_dense_ffn, is_mapped, pad_256, reckon
+from offloadtune.pipeline.lacking import check_limits
 from offloadtune.pipeline.spaces import wanted_n_ctx
-from offloadtune.records import GgufFacts, Machine, Settings, Target
+from offloadtune.records import GgufFacts, Goal, Machine, Settings, Target
 from offloadtune.speeds import CalibrationRequest
 from offloadtune.sweeps import SweepRequest
 from offloadtune.units import format_bytes
@@ -44,6 +45,8 @@ def check(request: SweepRequest, facts: GgufFacts) -> None:
         message = f"{facts.path.name} was trained for {facts.n_ctx_train} tokens of context; this asks for {asked}."
         raise UsageError(message, hint=f"stay within it: a smaller --workload or --n-ctx {facts.n_ctx_train}")
     _check_fixed(request.fixed, facts, wanted_n_ctx(request, facts))
+    _check_counts(request)
+    check_limits(request, facts)
     if request.target is Target.LLAMA_CPP_PYTHON:
         export.render_snippet(Settings(**request.fixed), facts.path)
 
@@ -83,6 +86,17 @@ def check_memory(fixed: Mapping[str, Any], facts: GgufFacts, machine: Machine, *
         holds = f"load_mode={settings.load_mode} holds {format_bytes(held)} in main memory with the CPU alone"
         message = f"{holds}, and {format_bytes(available)} are available."
         raise UsageError(message, hint="leave it out: mapped from the file, weights need not all be in memory")
+
+
+def _check_counts(request: SweepRequest) -> None:
+    """Refuse to count tokens that the workload does not write."""
+    counting = {
+        "--goal decode": request.goal is Goal.DECODE,
+        "--min-tok-per-s": request.limits.min_tok_per_s is not None,
+    }
+    if request.workload.n_gen == 1 and (option := next((name for name, is_set in counting.items() if is_set), None)):
+        message = f"{option} counts the tokens after the first, and workload {request.workload.name} writes one only."
+        raise UsageError(message, hint="use a workload that generates more, or --goal ttft")
 
 
 def _check_fixed(fixed: Mapping[str, Any], facts: GgufFacts, n_ctx: int) -> None:

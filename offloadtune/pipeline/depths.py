@@ -9,15 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from offloadtune import search
 from offloadtune.engine import WORKER_COMMAND, Abreast, TrialFailedError, VisitPlan
 from offloadtune.errors import UsageError
 from offloadtune.footprint import has_dense_ffn
 from offloadtune.pipeline.rendering import reckoned_text
-from offloadtune.pipeline.spaces import wanted_n_ctx
+from offloadtune.pipeline.spaces import begin_settings
 from offloadtune.pipeline.surroundings import Surroundings
 from offloadtune.pipeline.sweeping import llama_arguments
-from offloadtune.records import Estimate, GgufFacts, Settings, Trial, Visit
+from offloadtune.records import NO_LIMITS, Estimate, GgufFacts, Settings, Trial, Visit
 from offloadtune.speed.depths import device_layers_around, extrapolated, read_bytes
 from offloadtune.sweeps import (
     DepthTimes,
@@ -37,19 +36,15 @@ _LEAST_S = 30.0
 _LIMIT_STEP_BYTES = 32 * MIB
 
 
-def begin_settings(request: SweepRequest, facts: GgufFacts) -> Settings:
-    """Where a sweep of `facts` begins, threads aside."""
-    base = search.settings_of_target(request.target).replace(n_ctx=wanted_n_ctx(request, facts))
-    settings = search.sane(base.replace(**request.fixed))
-    return settings if settings.n_gpu_layers >= 0 else settings.replace(n_gpu_layers=facts.n_layer + 1)
-
-
 def check_fixed(request: SweepRequest) -> None:
     """Refuse what the user fixed for the whole and what means nothing with fewer layers. Raises UsageError."""
     for name in ("n_cpu_moe", "n_cpu_ffn"):
         if name in request.fixed:
             message = f"{name} counts layers of the whole model, and stand-ins of fewer layers are measured."
             raise UsageError(message, hint=f"leave out --set {name}")
+    if request.limits != NO_LIMITS:
+        message = "Limits of speed and main memory are for the whole model, and stand-ins of fewer layers are measured."
+        raise UsageError(message, hint="leave out --min-tok-per-s, --max-ttft and --ram-limit")
 
 
 _Side = tuple[GgufFacts, Trial]

@@ -21,6 +21,7 @@ from offloadtune.pipeline.devices import DeviceMemory
 from offloadtune.pipeline.foresight import Foresight
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.journals import side_by_side
+from offloadtune.pipeline.lacking import idle_limits
 from offloadtune.pipeline.probing import standing_now
 from offloadtune.pipeline.rebuilding import rebuild_words
 from offloadtune.pipeline.resuming import earlier_header, open_journal
@@ -68,6 +69,8 @@ class Measuring:
         self.space = space_of(facts, header)
         check_memory(request.fixed, facts, self.machine, n_ctx=self.space.n_ctx)
         check_split(request.fixed.get("tensor_split"), len(self.machine.offload_devices))
+        for note in idle_limits(request, self.machine):
+            listen(Said(text=note))
         self.device_memory = DeviceMemory(facts, self.machine, self.engine)
         self.foresight = Foresight(SpeedMemory(facts, self.machine, self.engine), listen)
         self._tell_kept()
@@ -208,7 +211,8 @@ class Measuring:
         The other baselines are tried where there is time for them.
         """
         tried, baselines = {result.trial.settings for result in self.results}, search.baseline_trials(self.space)
-        if not all(baselines[name].settings in tried for name in ("cpu_only", "default")):
+        needed = [baselines[name].settings for name in ("cpu_only", "default")]
+        if not all(settings in tried or not search.can_hold(self.space, settings) for settings in needed):
             return False
         n_ctx_needed = self.request.workload.n_ctx_needed  # what refuses for want of context takes no time
         next_s = statistics.median(r.duration_s for r in self.results if r.trial.settings.n_ctx >= n_ctx_needed)
@@ -277,6 +281,7 @@ class Measuring:
             fixed=self.request.fixed,
             allow_kv_quant=self.request.allow_kv_quant,
             limit_bytes=self.request.vram_limit_bytes,
+            limits=self.request.limits,
             endpoints=self.request.endpoints,
             n_os_cpus=os.cpu_count(),
             ruler=store.RULER,

@@ -15,14 +15,14 @@ from offloadtune.engine import installed_build_id
 from offloadtune.gguf import read_gguf
 from offloadtune.pipeline.journals import StoredSweep, as_reported, read_all
 from offloadtune.pipeline.likeness import Here
-from offloadtune.pipeline.missing import is_answered_by, not_measured
-from offloadtune.pipeline.spaces import space_of
+from offloadtune.pipeline.missing import fixed_words, is_answered_by, limit_words, not_measured, sweep_command
+from offloadtune.pipeline.spaces import asked_space, space_of
 from offloadtune.probe import probe_host
 from offloadtune.recalls import Question, UnreadableJournal
 from offloadtune.recommend import Round, recommend
 from offloadtune.records import GgufFacts, Recommendation, TrialResult
 from offloadtune.sweeps import Said, Teller
-from offloadtune.units import format_bytes, format_count, format_split, parse_bytes
+from offloadtune.units import format_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,23 +103,24 @@ def _asked_the_same(one: Recalled, other: Recalled) -> bool:
 
 def _answer(question: Question, facts: GgufFacts, stored: StoredSweep) -> Recalled | None:
     """What the sweep says to the question, None where nothing ran to its end."""
-    header, its_own = stored.header, space_of(facts, stored.header, stored.content.kept)
+    its_own = space_of(facts, stored.header, stored.content.kept)
     results, compared = as_reported(its_own, stored.content)
     rounds: tuple[Round, ...] = compared
-    space = dataclasses.replace(
-        its_own, goal=question.goal or header.goal, workload=question.workload or header.workload
-    )
+    space = asked_space(its_own, question)
     best_once = min(
-        search.candidates(space, results),
-        key=lambda result: search.result_cost(result, space.goal, space.workload),
-        default=None,
+        search.candidates(space, results), key=lambda result: search.result_rank(space, result), default=None
     )
     if best_once and rounds and best_once.trial.settings.n_ctx > max(settings.n_ctx for settings in rounds[0]):
         rounds = ()  # only the goal `context` allows it: more context was reached than was compared
     answer = recommend(space, results, rounds)
     if answer is None or best_once is None:
         return None
+    if rounds and not all(one.is_kept for one in answer.limits) and search.keeps_limits(space, best_once):
+        rounds = ()  # none of those compared keep the limits asked for, and others do
+        answer = recommend(space, results, rounds) or answer
     notes = list(_notes(stored, space))
+    if (space.limit_bytes, space.limits) != (its_own.limit_bytes, its_own.limits):
+        notes += _limit_notes(question, stored.header, space, results)
     if rounds and best_once.trial.settings not in rounds[0]:
         why = best_once.trial.why
         notes.append(f"By one visit each {why!r} was best for {space.goal}, but it was not compared side by side.")
@@ -149,19 +150,23 @@ def _notes(stored: StoredSweep, space: search.Space) -> Iterator[str]:
         yield f"That sweep was killed before its end{go_on}."
 
 
+def _limit_notes(
+    question: Question, header: store.SweepHeader, space: search.Space, results: Sequence[TrialResult]
+) -> Iterator[str]:
+    """What a sweep that knows the limits asked for would try next, where it would."""
+    missing = search.next_trial(space, results)
+    if missing is not None:
+        yield (
+            f"Measured with other limits or none; not tried yet for these: {missing.why}. "
+            f"A sweep that goes after them: {sweep_command(question, header)}"
+        )
+
+
 def limit_options(header: store.SweepHeader) -> Iterator[str]:
     """The options that narrowed what was tried."""
-    for name, value in header.fixed.items():
-        yield f"--set {name}={format_split(value) if isinstance(value, tuple) else value}"
-    if header.limit_bytes is not None:
-        yield f"--vram-limit {_bytes_words(header.limit_bytes)}"
+    yield from fixed_words(header)
+    yield from limit_words(header.limit_bytes, header.limits)
     yield from (f"--rpc {endpoint}" for endpoint in header.endpoints)
-
-
-def _bytes_words(n_bytes: int) -> str:
-    """As the option takes it: rounded to a unit where nothing is lost."""
-    words = format_bytes(n_bytes).replace(" ", "")
-    return words if parse_bytes(words) == n_bytes else str(n_bytes)
 
 
 def _unreadable_words(unreadable: Sequence[UnreadableJournal]) -> str:

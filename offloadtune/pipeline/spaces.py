@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from offloadtune import search, store
 from offloadtune.footprint import pad_256
 from offloadtune.pipeline.devices import runtime_bytes
-from offloadtune.records import EngineBuild, GgufFacts, Machine
+from offloadtune.recalls import Question
+from offloadtune.records import EngineBuild, GgufFacts, Machine, Settings
 from offloadtune.sweeps import SweepRequest
 
 
@@ -44,7 +46,31 @@ def space_of(facts: GgufFacts, header: store.SweepHeader, kept: Mapping[str, Any
         n_devices=len(machine.offload_devices),
         device_names=tuple(device.name for device in machine.offload_devices),
         device_free_bytes=tuple(device.free_bytes for device in machine.offload_devices),
+        limits=header.limits,
     )
+
+
+def asked_space(space: search.Space, question: Question) -> search.Space:
+    """`space` of a stored sweep, as `question` has it; what that does not say stays."""
+    limit_bytes = space.limit_bytes if question.vram_limit_bytes is None else question.vram_limit_bytes
+    asked = dataclasses.replace(
+        space,
+        goal=question.goal or space.goal,
+        workload=question.workload or space.workload,
+        limit_bytes=limit_bytes,
+        limits=question.limits.over(space.limits),
+    )
+    if limit_bytes is None:
+        return asked
+    free = tuple(min(one, limit_bytes) for one in space.device_free_bytes)
+    return dataclasses.replace(asked, device_bytes=min(space.device_bytes, limit_bytes), device_free_bytes=free)
+
+
+def begin_settings(request: SweepRequest, facts: GgufFacts) -> Settings:
+    """Where a sweep of `facts` begins, threads aside."""
+    base = search.settings_of_target(request.target).replace(n_ctx=wanted_n_ctx(request, facts))
+    settings = search.sane(base.replace(**request.fixed))
+    return settings if settings.n_gpu_layers >= 0 else settings.replace(n_gpu_layers=facts.n_layer + 1)
 
 
 def wanted_n_ctx(request: SweepRequest, facts: GgufFacts) -> int:

@@ -13,8 +13,9 @@ from offloadtune.errors import BudgetError, ExportError, GgufError, NothingWorks
 from offloadtune.gguf import read_gguf
 from offloadtune.gguf.standin import layer_counts
 from offloadtune.pipeline.checking import check
-from offloadtune.pipeline.depths import ByDepths, begin_settings, check_fixed
+from offloadtune.pipeline.depths import ByDepths, check_fixed
 from offloadtune.pipeline.shapes import facts_of_shape
+from offloadtune.pipeline.spaces import begin_settings
 from offloadtune.pipeline.standing_in import (
     StandinRequest,
     is_current,

@@ -3,6 +3,7 @@
 evidence   what a sweep has shown, and how settings compare in it
 looks      when the rounds side by side are judged, and at which confidence
 answer     who is recommended, and whether more rounds could still change what is said
+limits     whether the speeds that the user wants at least are reached
 reasons    why, in sentences
 front      what else can be had, for what
 explaining what lies around it, what limits it, and who came next

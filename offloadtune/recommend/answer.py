@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from offloadtune.recommend import looks
 from offloadtune.recommend.evidence import Case, Round
+from offloadtune.recommend.limits import can_judge_limits, reached
 from offloadtune.recommend.reasons import reasons
 from offloadtune.records import Recommendation, Settings, TrialResult
 from offloadtune.search import Space, baseline_trials
@@ -43,14 +44,15 @@ def recommend(space: Space, results: Sequence[TrialResult], rounds: Sequence[Rou
         versus=versus,
         reasons=tuple(reasons(case, result, versus, best=choice.best, n_tied=len(choice.tied))),
         evidence_trial_ids=tuple(case.feasible[settings].trial.trial_id for settings in choice.entrants),
+        limits=reached(case, result),
     )
 
 
 def is_decided(space: Space, results: Sequence[TrialResult], rounds: Sequence[Round]) -> bool:
     """Whether a look is due after these rounds and decides all that is said of the best.
 
-    That is the comparison with each baseline and with the fastest, and of the two fastest with each other. Disturbed
-    rounds that were left out do not make a look.
+    That is the comparison with each baseline and with the fastest, of the two fastest with each other, and a percentile
+    that the user set a limit to. Disturbed rounds that were left out do not make a look.
     """
     if not rounds or len(rounds) % looks.N_ROUNDS_A_LOOK:
         return False
@@ -61,7 +63,9 @@ def is_decided(space: Space, results: Sequence[TrialResult], rounds: Sequence[Ro
     best, *others = sorted(choice.entrants, key=case.rank)
     pairs = {(settings, choice.chosen) for settings in _compared(case, choice.chosen).values()}
     pairs |= {(choice.chosen, best)}
-    pairs |= {(second, best) for second in others[:1] if case.rank(second)[0] == case.rank(best)[0]}
+    pairs |= {(second, best) for second in others[:1] if case.rank(second)[:-1] == case.rank(best)[:-1]}
+    if not can_judge_limits(case, case.feasible[choice.chosen]):
+        return False
     found = [case.pairs(other, ours) for other, ours in pairs if other != ours]
     return all(one.is_decided and one.ratio.n_samples >= looks.N_ROUNDS_A_LOOK for one in found)
 

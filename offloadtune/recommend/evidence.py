@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from offloadtune import stats
 from offloadtune.recommend.looks import N_ROUNDS_LEAST, confidence_at
 from offloadtune.records import Comparison, Estimate, Figures, Goal, Settings, TrialResult, Verdict, Visit, Workload
-from offloadtune.search import Space, candidates, measured, result_cost, visit_cost
+from offloadtune.search import Space, candidates, measured, result_cost, shortfall, visit_cost
 
 Round = Mapping[Settings, tuple[Visit, ...]]
 """One round of the side-by-side comparison: the visits of each finalist."""
@@ -82,9 +82,16 @@ class Case:
     def first_cost(self, result: TrialResult) -> float:
         return result_cost(result, self.space.goal, self.space.workload)[1]
 
-    def rank(self, settings: Settings) -> tuple[float, float]:
-        first, cost = result_cost(self.feasible[settings], self.space.goal, self.space.workload)
-        return first, statistics.median(self.round_costs(settings)[0]) if self.rounds else cost
+    def rank(self, settings: Settings) -> tuple[float, float, float]:
+        """How far limits are missed, the context where the goal asks for it, the cost; the least is the best."""
+        result = self.feasible[settings]
+        first, cost = result_cost(result, self.space.goal, self.space.workload)
+        by_rounds = statistics.median(self.round_costs(settings)[0]) if self.rounds else cost
+        return self.shortfall(result), first, by_rounds
+
+    def shortfall(self, result: TrialResult) -> float:
+        """By how much a feasible result misses the limits of speed, by the visits that its figures are taken from."""
+        return shortfall(counted_visits(result, self.rounds), self.space.limits)
 
     def pairs(self, other: Settings, chosen: Settings) -> stats.PairedComparison:
         """`chosen` against `other` by the rounds, at the confidence that so many have."""
@@ -115,4 +122,5 @@ class Case:
             return [best]
         if self.space.goal is Goal.CONTEXT:
             entrants = [settings for settings in entrants if settings.n_ctx == best.n_ctx]
-        return [settings for settings in entrants if self.is_tie(settings, best)]
+        least = self.rank(best)[0]
+        return [one for one in entrants if self.rank(one)[0] <= least and self.is_tie(one, best)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from offloadtune.footprint import estimate_footprint
 from offloadtune.recommend.evidence import Case
+from offloadtune.recommend.limits import limit_reasons
 from offloadtune.recommend.looks import N_ROUNDS_LEAST, N_ROUNDS_MOST
 from offloadtune.records import Comparison, Figures, Goal, Outcome, Settings, Target, TrialResult, Verdict
 from offloadtune.search import (
@@ -13,8 +14,11 @@ from offloadtune.search import (
     Space,
     baseline_trials,
     can_fit,
-    is_feasible,
+    can_hold,
+    is_allowed,
     is_over_limit,
+    is_over_ram,
+    least_host_bytes,
     ran_out,
 )
 from offloadtune.stats import PairedComparison, inverse
@@ -34,6 +38,7 @@ def reasons(
 ) -> Iterator[str]:
     """What is to be said of the choice; `n_tied` may stand for the fastest, `best`, as far as the rounds tell."""
     space, settings = case.space, chosen.trial.settings
+    yield from limit_reasons(case, chosen)
     yield _placement_reason(case, chosen)
     for one in versus:
         yield _versus_reason(case, one, settings)
@@ -46,7 +51,7 @@ def reasons(
         yield f"Kept for the sake of this engine build: {name}={value}."
     yield from _context_reasons(case, chosen)
     others = (r for r in case.results if r.trial.settings != settings)
-    if not case.rounds and any(is_feasible(result, space.limit_bytes) for result in others):
+    if not case.rounds and any(is_allowed(space, result) for result in others):
         yield "No comparison side by side was finished: one visit of each decided. A larger budget gives a verdict."
     if len(case.rounds) > 1:
         noise = f"{case.noise_frac:.1%}"
@@ -72,9 +77,12 @@ def _missing_reasons(case: Case, versus: Sequence[Comparison]) -> Iterator[str]:
             continue
         if name in compared or (name == "cpu_only" and not case.space.has_devices):
             continue
-        if result is None:
+        if result is None and not can_hold(case.space, trial.settings):
+            needed = least_host_bytes(case.space.facts, trial.settings)
+            why = f"main memory would hold at least {_ram_words(case.space, needed)}"
+        elif result is None:
             why = "it was not tried, the sweep ended first"
-        elif not is_feasible(result, case.space.limit_bytes):
+        elif not is_allowed(case.space, result):
             why = f"it {_end_words(case, result)}"
         elif case.rounds:
             why = "it was not in every round"
@@ -93,9 +101,11 @@ def _context_reasons(case: Case, chosen: TrialResult) -> Iterator[str]:
         is_larger = n_ctx > settings.n_ctx and result.trial.settings.replace(n_ctx=settings.n_ctx) == settings
         if not is_larger or result.outcome is Outcome.CANCELLED:
             continue
-        if is_feasible(result, case.space.limit_bytes):
+        if is_allowed(case.space, result):
             more, less = format_seconds(case.first_cost(result)), format_seconds(case.first_cost(chosen))
-            yield f"A context of {n_ctx} runs too: {more} for {_GOAL_WORDS[goal]} against {less}, one visit each."
+            missed = ", but not within your limits" * (case.shortfall(result) > 0)
+            costs = f"{more} for {_GOAL_WORDS[goal]} against {less}, one visit each"
+            yield f"A context of {n_ctx} runs too{missed}: {costs}."
         else:
             yield f"A context of {n_ctx} {_end_words(case, result)}."
 
@@ -105,6 +115,8 @@ def _end_words(case: Case, result: TrialResult) -> str:
     reason = result.reason.rstrip(".")
     if is_over_limit(result, case.space.limit_bytes):
         return f"ran, but took {_limit_words(case.space, sum(peak for _, peak in result.device_peak_bytes))}"
+    if is_over_ram(case.space, result):
+        return f"ran, but main memory held {_ram_words(case.space, result.host_peak_rss_bytes or 0)}"
     if result.outcome is Outcome.TIMED_OUT:
         return "was not finished in its time"
     if result.outcome is Outcome.CANCELLED:
@@ -116,6 +128,10 @@ def _end_words(case: Case, result: TrialResult) -> str:
 
 def _limit_words(space: Space, n_bytes: int) -> str:
     return f"{format_bytes(n_bytes)}, over your limit of {format_bytes(space.limit_bytes or 0)}"
+
+
+def _ram_words(space: Space, n_bytes: int) -> str:
+    return f"{format_bytes(n_bytes)}, over your limit of {format_bytes(space.limits.host_bytes or 0)}"
 
 
 def _placement_reason(case: Case, chosen: TrialResult) -> str:
@@ -140,10 +156,11 @@ def _more_layers_words(case: Case, settings: Settings) -> str:
     """What is known of more layers on the device than the settings chosen have."""
     space, n_layers = case.space, settings.n_gpu_layers
     more = [r for r in case.results if r.trial.settings.n_gpu_layers > n_layers and r.outcome is not Outcome.CANCELLED]
-    runs = [r.trial.settings for r in more if is_feasible(r, space.limit_bytes)]
+    runs = [r.trial.settings for r in more if is_allowed(space, r)]
     ran = [one.n_gpu_layers for one in runs if one.n_ctx >= settings.n_ctx]
     if ran:
-        return f"{max(ran)} run too, but not faster beyond the noise"
+        or_limits = " or not within your limits" * space.limits.are_of_speed
+        return f"{max(ran)} run too, but not faster beyond the noise{or_limits}"
     one_more = settings.replace(n_gpu_layers=n_layers + 1)
     needed = estimate_footprint(space.facts, one_more)
     if not can_fit(space, one_more):
@@ -239,8 +256,9 @@ def _baseline_words(space: Space, name: str) -> str:
 def _versus_reason(case: Case, comparison: Comparison, ours: Settings) -> str:
     name, ratio = _baseline_words(case.space, comparison.against), comparison.ratio
     if ratio.n_samples == 0:  # the same settings
-        compared = ": nothing compared side by side was better beyond the noise" if case.rounds else ""
-        return f"These are the settings of {name}{compared}."
+        within = " within your limits" * case.space.limits.are_of_speed
+        better = f": nothing compared side by side{within} was better beyond the noise"
+        return f"These are the settings of {name}{better * bool(case.rounds)}."
     if comparison.verdict is Verdict.SLOWER:
         ratio = inverse(ratio)
     if ratio.n_samples < N_ROUNDS_LEAST:

@@ -191,6 +191,7 @@ def _recommended(answer: Recommendation) -> dict[str, Any]:
         "peak_bytes": {**dict(answer.peak_bytes), "host_rss": answer.host_peak_rss_bytes},
         "verdict_vs_default": _verdict(by_name.get("default")),
         "versus": {name: plain(one) for name, one in by_name.items()},
+        "limits": [plain(one) for one in answer.limits],
         "reasons": list(answer.reasons),
         "evidence_trial_ids": list(answer.evidence_trial_ids),
     }

@@ -2,55 +2,90 @@
 
 words      what some settings have otherwise than others
 space      what may be tried, where the search begins, what its answer is compared with
-cost       what a goal makes small
+cost       what a goal makes small, and what limits allow
 columns    settings as arrays, with the bytes that they take
 caches     what of the cache may be tried
 grid       all settings that may be tried together: axes, and rules with their reasons
 expecting  what the speed law says of them
 surrogate  what is believed of their cost: the law, and what trials showed that it does not know
+keeping    which settings are likely to be as fast as the user wants at least
 room       where memory ends: which of them have room
 acquire    which is worth its time most
 ladder     placements until one runs; to the most that runs where no law says what layers are worth
 contexts   the largest context, for the goal that asks for it
 plan       all of it together: the next trial, and who is compared in the end
+remedies   what would make settings fit that have no room
 """
 
-from offloadtune.search.cost import is_feasible, is_over_limit, measured, ran_out, result_cost, visit_cost
+from offloadtune.search.acquire import is_as_fixed
+from offloadtune.search.cost import (
+    N_VISITS_OF_P95,
+    is_allowed,
+    is_feasible,
+    is_over_limit,
+    is_over_ram,
+    keeps_limits,
+    limits_reached,
+    measured,
+    ran_out,
+    result_cost,
+    result_rank,
+    shortfall,
+    visit_cost,
+)
 from offloadtune.search.expecting import expected
 from offloadtune.search.plan import candidates, finalists, next_trial, skipped
+from offloadtune.search.remedies import Lack, Remedy, remedies
 from offloadtune.search.space import (
     FIT_MARGIN_BYTES,
     N_CTX_SHIPPED,
     Space,
     baseline_trials,
     can_fit,
+    can_hold,
+    least_host_bytes,
     llama_defaults,
     sane,
     settings_of_target,
     settings_to_fit,
+    start_settings,
 )
 from offloadtune.search.words import differences
 
 __all__ = [
     "FIT_MARGIN_BYTES",
     "N_CTX_SHIPPED",
+    "N_VISITS_OF_P95",
+    "Lack",
+    "Remedy",
     "Space",
     "baseline_trials",
     "can_fit",
+    "can_hold",
     "candidates",
     "differences",
     "expected",
     "finalists",
+    "is_allowed",
+    "is_as_fixed",
     "is_feasible",
     "is_over_limit",
+    "is_over_ram",
+    "keeps_limits",
+    "least_host_bytes",
+    "limits_reached",
     "llama_defaults",
     "measured",
     "next_trial",
     "ran_out",
+    "remedies",
     "result_cost",
+    "result_rank",
     "sane",
     "settings_of_target",
     "settings_to_fit",
+    "shortfall",
     "skipped",
+    "start_settings",
     "visit_cost",
 ]

@@ -16,9 +16,10 @@ import numpy as np
 
 from offloadtune.footprint.anatomy import Bools, Ints
 from offloadtune.records import Outcome, Settings, Trial, TrialResult
-from offloadtune.search.cost import is_feasible, measured
+from offloadtune.search.cost import is_allowed, is_feasible, measured
 from offloadtune.search.grid import Choices, choices_of
-from offloadtune.search.room import dominated, wall_of
+from offloadtune.search.keeping import aim_of, chance_of_keeping
+from offloadtune.search.room import dominated, over_ram, wall_of
 from offloadtune.search.space import Space
 from offloadtune.search.surrogate import Belief, believe
 from offloadtune.search.words import what_is_new
@@ -51,13 +52,15 @@ _N_FAILED_MOST = 2
 
 def next_best(space: Space, results: Sequence[TrialResult]) -> Trial | None:
     """The trial that promises most for its time, None where none promises enough. Needs a result that ran."""
-    choices = choices_of(space)
-    ran = [one for one in results if is_feasible(one, space.limit_bytes)]
+    ran = [one for one in results if is_allowed(space, one)]
     rated = [one.trial.settings.n_ctx == space.n_ctx and is_as_fixed(space, one) for one in ran]
     if not any(rated):
         return None
+    aim = aim_of(space, ran, rated)
+    space, rated, choices = aim.space, aim.rated, choices_of(aim.space)
     belief = believe(space, choices, ran, rated)
     chance = wall_of(space, results).chance_of(choices.columns) * is_open(space, choices, results)
+    chance *= chance_of_keeping(space, aim.limits, choices, ran, rated)
     loads = Loads.of(choices, results)
     gain = expected_gain(belief) * chance * loads.are_allowed
     gain += (
@@ -181,7 +184,7 @@ class Loads:
 def is_open(space: Space, choices: Choices, results: Sequence[TrialResult]) -> Bools:
     """What was not tried, need not end out of memory, and has no value that only ever failed."""
     columns = choices.columns
-    found = ~dominated(space, columns, results)
+    found = ~dominated(space, columns, results) & ~over_ram(space, columns, results)
     found[[i for one in results if (i := choices.index_of(one.trial.settings)) is not None]] = False
     ok = [one.trial.settings for one in results if is_feasible(one, None)]
     bad = [one.trial.settings for one in results if one.outcome in _TELLS_NOTHING or one.outcome is Outcome.CRASHED]

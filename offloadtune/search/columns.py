@@ -59,8 +59,8 @@ class Columns:
     """What memory and speed of settings depend on, one entry each; bytes are those predicted.
 
     Of each device, shape (n_devices, n): what it takes, the part that the rule of compute buffers may get wrong, and
-    what cannot be undercut. `host_bytes` are main memory's. `works_on_host` where weights that are multiplied with lie
-    in main memory.
+    what cannot be undercut. `host_bytes` and `least_host_bytes` are main memory's. `works_on_host` where weights that
+    are multiplied with lie in main memory.
     """
 
     grid: Grid
@@ -71,6 +71,7 @@ class Columns:
     compute_of_each: Ints
     least_of_each: Ints
     host_bytes: Ints
+    least_host_bytes: Ints
     works_on_host: Bools
 
     def __len__(self) -> int:
@@ -113,6 +114,7 @@ class Columns:
             compute_of_each=found.compute_bytes,
             least_of_each=found.weights_bytes + found.kv_cache_bytes * is_exact,
             host_bytes=found.host_weights_bytes + found.host_kv_cache_bytes + found.host_compute_bytes,
+            least_host_bytes=found.host_weights_bytes + found.host_kv_cache_bytes * is_exact,
             works_on_host=(grid.n_gpu_layers <= facts.n_layer)
             | ((grid.n_cpu_moe > 0) & (facts.n_expert > 0))
             | ((grid.n_cpu_ffn > 0) & has_dense_ffn(facts)),

@@ -170,7 +170,7 @@ def useful_ubatches(space: Space, base: Settings) -> list[int]:
     Where only tokens count none is larger than that: it could but take room.
     """
     most = min(2 * space.workload.n_prompt_new - 1, base.n_ctx)
-    if space.goal is Goal.DECODE:
+    if not space.counts_reading:
         most = base.n_ubatch
     return sorted({base.n_ubatch, *(n for n in _UBATCHES if n <= most)})
 
@@ -198,9 +198,14 @@ IDLE = {Goal.TTFT: ("n_threads",), Goal.DECODE: ("n_threads_batch", "op_offload"
 """What changes nothing that a goal counts: to read a prompt, or to write a token."""
 
 
+def idle_axes(space: Space) -> tuple[str, ...]:
+    """What changes nothing that counts: neither for the goal nor for a limit."""
+    return () if space.counts_reading and space.counts_writing else IDLE.get(space.goal, ())
+
+
 def _values(space: Space, base: Settings, axis: Axis) -> list[Any]:
     """What may be tried of an axis: the one value held, or that does as well as any, or all of them."""
-    is_held = axis.name in {**space.kept, **space.fixed} or axis.name in IDLE.get(space.goal, ())
+    is_held = axis.name in {**space.kept, **space.fixed} or axis.name in idle_axes(space)
     return [getattr(base, axis.name)] if is_held else list(axis.values(space, base))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from offloadtune.footprint import estimate_footprints
 from offloadtune.records import Settings, Trial, TrialResult
-from offloadtune.search.cost import is_feasible, ran_out
+from offloadtune.search.cost import is_allowed, ran_out
 from offloadtune.search.space import Space, n_that_can_fit, start_settings
 
 _UNLISTED_FRAC = 0.02
@@ -58,7 +58,7 @@ class _Known:
     @classmethod
     def of(cls, space: Space, ladder: Sequence[Settings], by_settings: dict[Settings, TrialResult]) -> _Known:
         tried = {i: by_settings[settings] for i, settings in enumerate(ladder) if settings in by_settings}
-        ran = [i for i, result in tried.items() if is_feasible(result, space.limit_bytes)]
+        ran = [i for i, result in tried.items() if is_allowed(space, result)]
         ended = [i for i, result in tried.items() if ran_out(result, space.limit_bytes)]
         return cls(
             ran=ran,

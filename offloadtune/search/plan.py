@@ -11,63 +11,86 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from offloadtune.footprint import estimate_footprint
 from offloadtune.records import Goal, Outcome, Settings, Trial, TrialResult
-from offloadtune.search.acquire import is_as_fixed, next_best
+from offloadtune.search.acquire import is_as_fixed, is_open, next_best
 from offloadtune.search.contexts import largest_context, next_context
-from offloadtune.search.cost import is_feasible, result_cost
-from offloadtune.search.grid import IDLE, ruled_out
+from offloadtune.search.cost import is_allowed, keeps_limits, result_rank
+from offloadtune.search.grid import choices_of, idle_axes, ruled_out
 from offloadtune.search.ladder import next_placement
-from offloadtune.search.space import Space, baseline_trials, can_fit, start_settings
+from offloadtune.search.room import wall_of
+from offloadtune.search.space import Space, baseline_trials, can_fit, can_hold, start_settings
 from offloadtune.search.splits import why_no_splits
 from offloadtune.units import format_bytes
 
 _N_BEST_FINALISTS = 3
+_CHANCE_LEAST = 0.1
 _NEVER_VARIED = ("load_mode", "use_extra_bufts")
 
 
 def next_trial(space: Space, results: Sequence[TrialResult]) -> Trial | None:
     """The next trial worth its time, or None when the plan is done."""
     tried = {result.trial.settings for result in results}
-    ran = {result.trial.settings for result in results if is_feasible(result, space.limit_bytes)}
+    ran = {result.trial.settings for result in results if is_allowed(space, result)}
     placement = _next_placement(space, results)
     if placement is not None and not any(settings.offloads for settings in ran):
         return placement
     for trial in baseline_trials(space).values():
-        if trial.settings not in tried:
+        if trial.settings not in tried and can_hold(space, trial.settings):
             return trial
     if placement is not None and space.laws is None:
         return placement
-    if not candidates(space, results):
-        return None
+    return _next_of_all(space, results) if candidates(space, results) else _least_in_ram(space, results)
+
+
+def _next_of_all(space: Space, results: Sequence[TrialResult]) -> Trial | None:
+    """The most promising of all settings; for the goal `context` the next context, once the limits are kept at all."""
     if space.goal is not Goal.CONTEXT:
         return next_best(space, results) or _price_of_context(space, results)
+    if not any(keeps_limits(space, one) for one in candidates(space, results)):
+        return next_best(space, results)
     return next_context(space, results) or next_best(
         dataclasses.replace(space, n_ctx=largest_context(space, results)), results
     )
 
 
+def _least_in_ram(space: Space, results: Sequence[TrialResult]) -> Trial | None:
+    """What takes the least main memory, where a limit of it leaves out all that a search begins with."""
+    if space.limits.host_bytes is None:
+        return None
+    choices = choices_of(space)
+    may_run = is_open(space, choices, results) & (wall_of(space, results).chance_of(choices.columns) >= _CHANCE_LEAST)
+    if not may_run.any():
+        return None
+    i = int(np.where(may_run, choices.columns.host_bytes, np.iinfo(np.int64).max).argmin())
+    return space.trial(choices.settings(i), "what takes the least main memory")
+
+
 def candidates(space: Space, results: Sequence[TrialResult]) -> list[TrialResult]:
     """Results that may be recommended: feasible, as the user fixed them, and with the context wanted.
 
-    With the goal `context` a larger one will do too.
+    With the goal `context` a larger one will do too: the user names the least.
     """
     return [
         result
         for result in results
-        if is_feasible(result, space.limit_bytes)
-        and (space.goal is Goal.CONTEXT or result.trial.settings.n_ctx == space.n_ctx)
-        and is_as_fixed(space, result)
+        if is_allowed(space, result) and _has_context(space, result.trial.settings.n_ctx) and is_as_fixed(space, result)
     ]
+
+
+def _has_context(space: Space, n_ctx: int) -> bool:
+    return n_ctx >= space.n_ctx if space.goal is Goal.CONTEXT else n_ctx == space.n_ctx
 
 
 def finalists(space: Space, results: Sequence[TrialResult]) -> tuple[Trial, ...]:
     """Who is compared side by side: the best few and the baselines that ran."""
     feasible = candidates(space, results)
-    ranked = sorted(feasible, key=lambda result: result_cost(result, space.goal, space.workload))
-    first_of_kind = {_counted(result.trial.settings, space.goal): result.trial for result in reversed(ranked)}
+    ranked = sorted(feasible, key=lambda result: result_rank(space, result))
+    first_of_kind = {_counted(space, result.trial.settings): result.trial for result in reversed(ranked)}
     chosen = [result.trial for result in ranked if result.trial in first_of_kind.values()][:_N_BEST_FINALISTS]
-    ran = {result.trial.settings for result in results if is_feasible(result, space.limit_bytes)}
+    ran = {result.trial.settings for result in results if is_allowed(space, result)}
     rivals = baseline_trials(space)
     if not space.has_devices:
         del rivals["cpu_only"]
@@ -76,11 +99,11 @@ def finalists(space: Space, results: Sequence[TrialResult]) -> tuple[Trial, ...]
     return tuple(sorted(unique.values(), key=lambda trial: repr(trial.settings.placement)))  # neighbours share a load
 
 
-def _counted(settings: Settings, goal: Goal) -> Settings:
-    """What the goal counts of settings: those that differ in nothing else are one finalist."""
-    if goal is Goal.DECODE:
+def _counted(space: Space, settings: Settings) -> Settings:
+    """What counts of settings, for the goal or a limit: those that differ in nothing else are one finalist."""
+    if not space.counts_reading:
         return settings.replace(n_batch=1, n_ubatch=1, n_threads_batch=1, op_offload=True)
-    return settings.replace(n_threads=1) if goal is Goal.TTFT else settings
+    return settings if space.counts_writing else settings.replace(n_threads=1)
 
 
 def skipped(space: Space) -> tuple[str, ...]:
@@ -94,13 +117,13 @@ def skipped(space: Space) -> tuple[str, ...]:
             f"all {space.everything} layers on the device: by the header's arithmetic they need at least "
             f"{format_bytes(needed)}, {whose} {format_bytes(space.device_bytes)}"
         )
-    if space.goal is Goal.DECODE:
+    if not space.counts_reading:
         reasons.append(
             f"n_ubatch above {start_settings(space).n_ubatch}: where only tokens count it could but take room"
         )
     elif space.workload.n_prompt_new <= 512:
         reasons.append(f"n_ubatch above 512: a prompt of {space.workload.n_prompt_new} new tokens is one batch already")
-    if idle := IDLE.get(space.goal):
+    if idle := idle_axes(space):
         reasons.append(f"other values of {' and '.join(idle)}: they change nothing that the goal {space.goal} counts")
     reasons += ruled_out(space)
     if not space.has_devices:
@@ -121,11 +144,11 @@ def skipped(space: Space) -> tuple[str, ...]:
 
 def _price_of_context(space: Space, results: Sequence[TrialResult]) -> Trial | None:
     """Twice the context with the best settings, where they are loaded: what it would cost is good to know."""
-    best = min(candidates(space, results), key=lambda one: result_cost(one, space.goal, space.workload)).trial.settings
+    best = min(candidates(space, results), key=lambda one: result_rank(space, one)).trial.settings
     more = best.replace(n_ctx=2 * best.n_ctx)
     is_new = all(result.trial.settings != more for result in results)
     is_loaded = results[-1].outcome is Outcome.OK and results[-1].trial.settings.placement == best.placement
-    if is_new and is_loaded and more.n_ctx <= space.facts.n_ctx_train and can_fit(space, more):
+    if is_new and is_loaded and more.n_ctx <= space.facts.n_ctx_train and _can_be(space, more):
         return space.trial(more, f"more context, {more.n_ctx}")
     return None
 
@@ -134,6 +157,11 @@ def _next_placement(space: Space, results: Sequence[TrialResult]) -> Trial | Non
     if not space.has_devices:
         return None
     if "n_gpu_layers" not in space.fixed:
-        return next_placement(space, results)
+        placement = next_placement(space, results)
+        return placement if placement and can_hold(space, placement.settings) else None
     fixed = space.trial(start_settings(space), "the layers you asked for")
     return None if any(result.trial.settings == fixed.settings for result in results) else fixed
+
+
+def _can_be(space: Space, settings: Settings) -> bool:
+    return can_fit(space, settings) and can_hold(space, settings)

@@ -19,7 +19,7 @@ from offloadtune.footprint import COMPUTE_BAND_FRAC
 from offloadtune.footprint.anatomy import Bools, Ints
 from offloadtune.records import Outcome, TrialResult
 from offloadtune.search.columns import Cards, Columns, cards_of
-from offloadtune.search.cost import is_feasible, ran_out
+from offloadtune.search.cost import is_feasible, is_over_ram, ran_out
 from offloadtune.search.space import Space
 from offloadtune.speed.blocks import Floats
 
@@ -116,6 +116,22 @@ def dominated(space: Space, columns: Columns, results: Sequence[TrialResult]) ->
         if not (taken(ran) >= limits).all(axis=0).any():
             found |= (taken(columns) >= limits).all(axis=0)
     return found
+
+
+def over_ram(space: Space, columns: Columns, results: Sequence[TrialResult]) -> Bools:
+    """Whether settings take more main memory than the user allows, by arithmetic or as trials showed.
+
+    What takes as much as some that took too much does too, unless others that take as much did not.
+    """
+    limit = space.limits.host_bytes
+    if limit is None:
+        return np.zeros(len(columns), dtype=np.bool_)
+    ran = [one for one in results if is_feasible(one, None) and one.host_peak_rss_bytes is not None]
+    predicted = Columns.of(space.facts, [one.trial.settings for one in ran]).host_bytes if ran else np.array([])
+    is_over = np.array([is_over_ram(space, one) for one in ran], dtype=np.bool_)
+    most_within = predicted[~is_over].max(initial=0)
+    least_over = predicted[is_over & (predicted > most_within)].min(initial=2**62)
+    return np.asarray((columns.least_host_bytes > limit) | (columns.host_bytes >= least_over))
 
 
 def _taken_of_host(columns: Columns) -> Ints:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offloadtune.footprint import estimate_footprints, pad_256
-from offloadtune.records import GgufFacts, Goal, Settings, Target, Trial, Workload
+from offloadtune.footprint import Grid, anatomy_of, estimate_footprints, pad_256, reckon
+from offloadtune.records import NO_LIMITS, GgufFacts, Goal, Limits, Settings, Target, Trial, Workload
 from offloadtune.speed import Laws
 
 FIT_MARGIN_BYTES = 1 << 30
@@ -24,7 +24,8 @@ class Space:
     `lists_devices` where the engine lists some, even if they have nothing to give now.
     `fixed` are settings the user named, `kept` those the self-test needs to stay alive; both hold everywhere, in
     the baselines too, but for n_gpu_layers of the CPU alone. `allow_kv_quant` where the user allows a cache of lower
-    precision than f16, which is never tried unasked. `limit_bytes` is the user's own limit on device memory.
+    precision than f16, which is never tried unasked. `limit_bytes` is the user's own limit on device memory, `limits`
+    are all others.
     `n_fit_layers` is what llama.cpp's own --fit rule answered, None where it could not be asked and is estimated here;
     `no_fit` says why its answer cannot be tried at all, "" where it can.
     `runtime_bytes` is what earlier trials took of the devices beyond any footprint, 0 where none has told.
@@ -55,6 +56,7 @@ class Space:
     device_names: tuple[str, ...] = ()
     device_free_bytes: tuple[int, ...] = ()
     laws: Callable[[Settings], Laws] | None = field(default=None, compare=False, repr=False)
+    limits: Limits = NO_LIMITS
 
     @property
     def everything(self) -> int:
@@ -64,6 +66,16 @@ class Space:
     @property
     def has_devices(self) -> bool:
         return self.lists_devices or self.device_bytes > 0
+
+    @property
+    def counts_reading(self) -> bool:
+        """Whether it matters how long a prompt takes."""
+        return self.goal is not Goal.DECODE or self.limits.ttft_p95_s is not None
+
+    @property
+    def counts_writing(self) -> bool:
+        """Whether it matters how long a token takes."""
+        return self.goal is not Goal.TTFT or self.limits.min_tok_per_s is not None
 
     @property
     def fit_basis(self) -> str:
@@ -156,6 +168,22 @@ def _clipped(settings: Settings) -> Settings:
 def can_fit(space: Space, settings: Settings) -> bool:
     """False only when the least the settings can take is more than there is; without devices nothing goes there."""
     return n_that_can_fit(space, (settings,)) > 0
+
+
+def can_hold(space: Space, settings: Settings) -> bool:
+    """False only where main memory would have to hold more than the user allows."""
+    limit = space.limits.host_bytes
+    return limit is None or least_host_bytes(space.facts, settings) <= limit
+
+
+def least_host_bytes(facts: GgufFacts, settings: Settings) -> int:
+    """What main memory holds at the least: weights, mapped from the file too, and the cache where its rule is exact.
+
+    Of a compute buffer not all is ever touched, so it is not resident.
+    """
+    found = reckon(facts, Grid.of((settings,), facts.n_layer))
+    is_exact = not anatomy_of(facts).why_inexact
+    return int((found.host_weights_bytes + found.host_kv_cache_bytes * is_exact)[0])
 
 
 def n_that_can_fit(space: Space, settings: Sequence[Settings]) -> int:

@@ -54,12 +54,14 @@ _UNTRIED_WIDTH = 0.5
 class Belief:
     """Of each candidate, beside the best settings tried: the log of its cost over theirs, and how uncertain that is.
 
-    `i_best` counts among the results. `visit_s` are seconds of one timed passage of the workload. `loadings` of some
-    candidates are such that their products are the covariances of what is uncertain of them; what is `own` to each
-    comes on top. `spread_untried` holds besides what axes might do that no trial has varied, 0 where there are none.
+    `log_s` is the log of the cost itself. `i_best` counts among the results. `visit_s` are seconds of one timed passage
+    of the workload. `loadings` of some candidates are such that their products are the covariances of what is uncertain
+    of them; what is `own` to each comes on top. `spread_untried` holds besides what axes might do that no trial has
+    varied, 0 where there are none.
     """
 
     i_best: int
+    log_s: Floats
     log_ratio: Floats
     spread: Floats
     spread_untried: Floats
@@ -284,6 +286,7 @@ def believe(space: Space, choices: Choices, results: Sequence[TrialResult], rate
     n_steps = statistics.median(len(measured(result.visits)[0].step_ns) for result in results) + 1
     return Belief(
         i_best=best,
+        log_s=np.log(cost),
         log_ratio=log_ratio,
         spread=np.sqrt(variance + own**2),
         spread_untried=np.where(untried > 0, np.sqrt(variance + untried), 0.0),

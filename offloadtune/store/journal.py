@@ -17,8 +17,10 @@ from typing import Any, BinaryIO
 
 from offloadtune.errors import StoreError
 from offloadtune.records import (
+    NO_LIMITS,
     EngineBuild,
     Goal,
+    Limits,
     Machine,
     Recommendation,
     StandsFor,
@@ -41,7 +43,8 @@ class SweepHeader:
     `n_fit_layers` is the answer of llama.cpp's --fit rule then, `no_fit` why there is none to be tried; `n_os_cpus`
     counted all CPUs of the system, None where that was not written down. `ruler` counts the ways of measuring there
     have been: figures of different ones are not compared. `n_layer` are the file's own layers, None where they were not
-    written down; `stands_for` as in `GgufFacts`, `allow_kv_quant` as in `SweepRequest`.
+    written down; `stands_for` as in `GgufFacts`, `allow_kv_quant` as in `SweepRequest`. `limit_bytes` is of device
+    memory, `limits` are all others.
     """
 
     offloadtune_version: str
@@ -66,6 +69,7 @@ class SweepHeader:
     n_layer: int | None = None
     stands_for: StandsFor | None = None
     allow_kv_quant: bool = False
+    limits: Limits = NO_LIMITS
 
     def __post_init__(self) -> None:
         fixed = {name: tuple(value) if isinstance(value, list) else value for name, value in self.fixed.items()}
@@ -81,7 +85,10 @@ class SweepHeader:
         workload = (self.workload.n_prefix_cached, self.workload.n_prompt_new, self.workload.n_gen)
         fixed = tuple(sorted(self.fixed.items()))
         asked = (str(self.gguf_path), workload, self.goal, self.target, self.n_ctx, fixed, self.limit_bytes)
-        return (*asked, "allow_kv_quant") if self.allow_kv_quant else asked  # older journals keep their names
+        younger = ("allow_kv_quant",) if self.allow_kv_quant else ()
+        if self.limits != NO_LIMITS:
+            younger = (*younger, self.limits)
+        return (*asked, *younger)  # without any the keys are those of older journals
 
     @property
     def sweep_key(self) -> str:

@@ -39,6 +39,8 @@ def check_header(header: SweepHeader) -> None:
     texts = (header.machine_id, header.engine.version, header.started_at, *header.endpoints)
     _require(all(map(_is_clean, texts)), "a name that cannot be printed")
     _require(0 < header.n_ctx < 1 << 31, "a context of impossible size")
+    limits = (header.limits.ttft_p95_s, header.limits.min_tok_per_s)
+    _require(all(one is None or 0 < one < math.inf for one in limits), "a limit that nothing keeps")
 
 
 def check_run(run: BenchRun) -> None:

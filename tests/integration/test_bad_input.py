@@ -42,6 +42,12 @@ from offloadtune import pipeline
         (["--set", "n_cpu_ffn=31"], ["--set n_cpu_ffn=31 is more than the 30 blocks of"]),
         (["--set", "n_threads=²"], ["needs a whole number"]),
         (["--target", "ollama"], ["--target 'ollama' is not known"]),
+        (["--set", "n_ctx=512"], ["--set 'n_ctx=512': n_ctx is not set there"]),
+        (["--min-tok-per-s", "0"], ["--min-tok-per-s needs a number above 0, not 0"]),
+        (["--max-ttft", "0s"], ["--max-ttft needs a number above 0, not 0"]),
+        (["--ram-limit", "1MiB"], ["of main memory", "--ram-limit allows 1.00 MiB"]),
+        (["--set", "n_gpu_layers=31", "--vram-limit", "50MiB"], ["n_gpu_layers=31 takes at least"]),
+        (["--goal", "decode", "--workload", "0/16/1/1"], ["--goal decode counts the tokens after the first"]),
     ],
     ids=lambda value: " ".join(value)[:40],
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from offloadtune.cli import options
 from offloadtune.errors import UsageError
-from offloadtune.records import WORKLOADS, Goal, Settings, Workload
+from offloadtune.records import WORKLOADS, Goal, Limits, Settings, Workload
 from offloadtune.units import format_split
 
 
@@ -125,9 +125,9 @@ def test_the_last_of_two_counts() -> None:
         ("=4", "--set '=4' names no setting.", "one of"),
         ("n_thread=4", "--set 'n_thread=4' names no setting.", "use n_threads (or one of"),
         ("n_threads", "--set 'n_threads' names no setting.", "use n_threads (or one of"),
-        ("n_ctx=512", "--set 'n_ctx=512' names no setting.", "one of"),
+        ("n_ctx=512", "--set 'n_ctx=512': n_ctx is not set there.", "use --n-ctx, where"),
         ("devices=CPU", "--set 'devices=CPU' names no setting.", "one of"),
-        ("type_k=q8_0", "--set 'type_k=q8_0' names no setting.", "one of"),
+        ("type_k=q8_0", "--set 'type_k=q8_0': type_k is not set there.", "changes the stored precision"),
         ("n_threads=four", "--set 'n_threads=four' needs a whole number.", "--set n_threads=4"),
         ("n_threads=", "--set 'n_threads=' needs a whole number.", "--set n_threads=4"),
         ("n_threads=-1", "--set 'n_threads=-1' needs a whole number.", "--set n_threads=4"),
@@ -232,3 +232,27 @@ def test_what_is_no_quantity_is_refused(text: str, option: str, parse: Callable[
     error = refusal(parse, option, text)
     assert str(error).startswith(f"{option}: ")
     assert form in str(error)
+
+
+# --- limits --------------------------------------------------------------------------------------------------------
+
+
+def test_limits_are_read_in_any_unit() -> None:
+    assert options.limits("2GiB", "500ms", 20.0) == Limits(host_bytes=2 << 30, ttft_p95_s=0.5, min_tok_per_s=20.0)
+    assert options.limits(None, None, None) == Limits()
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ((None, "0s", None), "--max-ttft"),
+        ((None, "soon", None), "--max-ttft"),
+        ((None, None, 0.0), "--min-tok-per-s"),
+        ((None, None, -1.0), "--min-tok-per-s"),
+        ((None, None, float("nan")), "--min-tok-per-s"),
+        ((None, None, float("inf")), "--min-tok-per-s"),
+        (("much", None, None), "--ram-limit"),
+    ],
+)
+def test_limits_that_nothing_keeps_are_refused(given: tuple[Any, Any, Any], option: str) -> None:
+    assert str(refusal(options.limits, *given)).startswith(option)

@@ -25,7 +25,7 @@ from offloadtune.pipeline.measuring import Measuring
 from offloadtune.pipeline.recalling import Recalled, recall
 from offloadtune.pipeline.spaces import space_of
 from offloadtune.recalls import JournalSummary, Question, UnreadableJournal
-from offloadtune.records import WORKLOADS, Goal, Outcome, StandsFor, Target, Trial, TrialResult, Visit, Workload
+from offloadtune.records import WORKLOADS, Goal, Limits, Outcome, StandsFor, Target, Trial, TrialResult, Visit, Workload
 from offloadtune.report import history_json, history_view, recall_view
 from offloadtune.sweeps import Event, Said
 
@@ -671,3 +671,60 @@ def test_a_stored_answer_and_the_history_say_what_the_file_was(
     assert f"model_path={str(FACTS.path)!r}" in found.apply_text
     assert "# settings for this file alone, not for the real one\n" in found.apply_text
     assert [(row.stands_for, row.n_layer) for row in history(None) if isinstance(row, JournalSummary)] == [(DEEPER, 28)]
+
+
+# --- limits --------------------------------------------------------------------------------------------------------
+
+
+def test_trials_over_a_limit_of_memory_are_out(stored: Stored) -> None:
+    best, other = results()
+    stored(results=[dataclasses.replace(best, device_peak_bytes=(("CUDA0", 6 << 30),)), other])
+    assert asked().answer.trial.why == "the better turn"
+    found = asked(vram_limit_bytes=5 << 30)
+    assert found.answer.trial.why == "the sooner token"
+    (note,) = (one for one in found.notes if "not tried yet for these" in one)
+    assert f"offloadtune sweep '{FACTS.path}' --workload chat --target llama_cpp_python --n-ctx 2816" in note
+    assert "--vram-limit 5.00GiB" in note
+    assert "--set n_threads=8" in note
+
+
+def test_where_none_stayed_within_the_limit_the_exact_command_is_named(stored: Stored) -> None:
+    stored(results=results())
+    error = refusal(limits=Limits(host_bytes=1 << 30))
+    assert str(error) == f"Of 2 stored trials of {FACTS.path.name} none stayed within --ram-limit 1.00GiB."
+    assert "--ram-limit 1.00GiB" in error.hint
+    assert "--workload chat" in error.hint
+
+
+def test_limits_of_speed_are_judged_anew(stored: Stored) -> None:
+    both = results()
+    one = {result.trial.trial_id: result.visits for result in both}
+    stored(results=both, rounds=[one, one])
+    ttft_s = both[1].visits[0].ttft_s
+    found = asked(limits=Limits(ttft_p95_s=1.01 * ttft_s))
+    assert found.answer.trial.why == "the sooner token"
+    assert all(limit.is_kept for limit in found.answer.limits)
+    nearest = asked(limits=Limits(ttft_p95_s=0.9 * ttft_s))
+    assert nearest.answer.trial.why == "the sooner token"
+    assert nearest.answer.reasons[0].startswith("No settings tried have their first token within")
+
+
+def test_who_was_not_compared_answers_where_only_that_keeps_the_limit(stored: Stored) -> None:
+    *three, last = several(4)
+    sooner = dataclasses.replace(last, visits=(steps(0.5, 3.0),))
+    stored(results=[*three, sooner], rounds=[{one.trial.trial_id: one.visits for one in three}] * 3)
+    assert asked(goal=Goal.TTFT).answer.trial != sooner.trial  # it was compared with nobody
+    found = asked(limits=Limits(ttft_p95_s=1.01 * sooner.visits[0].ttft_s))
+    assert found.answer.trial == sooner.trial
+    assert found.answer.limits[0].is_kept
+
+
+def test_limits_of_the_sweep_hold_where_the_question_names_none(stored: Stored) -> None:
+    both, limits = results(), Limits(ttft_p95_s=1.01 * results()[1].visits[0].ttft_s)
+    stored(results=both, limits=limits)
+    found = asked()
+    assert found.answer.trial.why == "the sooner token"
+    assert any(f"--max-ttft {limits.ttft_p95_s:.12g}s" in note for note in found.notes)
+    assert not any("not tried yet" in note for note in found.notes)
+    both_limits = asked(limits=Limits(min_tok_per_s=1.0)).space.limits
+    assert both_limits == dataclasses.replace(limits, min_tok_per_s=1.0)

@@ -32,6 +32,7 @@ def belief(log_ratio: list[float], spread: list[float]) -> Belief:
         log_ratio=np.array(log_ratio),
         spread=np.array(spread),
         spread_untried=np.zeros(n),
+        log_s=np.zeros(n),
         visit_s=np.ones(n),
         own=np.zeros(n),
         loadings=lambda rows: np.zeros((len(rows), 1)),

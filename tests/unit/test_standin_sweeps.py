@@ -19,9 +19,10 @@ from offloadtune.errors import NothingWorksError, UsageError
 from offloadtune.footprint import Room, backend_of
 from offloadtune.gguf.standin import kept_blocks, layer_counts
 from offloadtune.pipeline import standin_sweeping
-from offloadtune.pipeline.depths import ByDepths, begin_settings, check_fixed
+from offloadtune.pipeline.depths import ByDepths, check_fixed
 from offloadtune.pipeline.rooms import Place
 from offloadtune.pipeline.shapes import facts_of_shape
+from offloadtune.pipeline.spaces import begin_settings
 from offloadtune.pipeline.surroundings import Surroundings, limited
 from offloadtune.records import GgufFacts, Settings, StandsFor, Workload
 from offloadtune.report import standin_sweep_json, standin_sweep_view

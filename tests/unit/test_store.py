@@ -8,6 +8,7 @@ import errno
 import json
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -21,7 +22,17 @@ from sample_records import SETTINGS, TRIAL, header, recommendation, result, visi
 
 from offloadtune.errors import BusyError, StoreError
 from offloadtune.export import llama_cpp_python
-from offloadtune.records import Estimate, Machine, Outcome, Recommendation, Settings, TrialResult, Visit, Workload
+from offloadtune.records import (
+    Estimate,
+    Limits,
+    Machine,
+    Outcome,
+    Recommendation,
+    Settings,
+    TrialResult,
+    Visit,
+    Workload,
+)
 from offloadtune.store import (
     FORMAT,
     FactFile,
@@ -396,3 +407,29 @@ def test_a_fixed_split_asks_the_same_question_when_it_is_read_back(tmp_path: Pat
 def test_a_fixed_split_that_is_none_is_told(path: Path, shares: object) -> None:
     change_line(path, 0, lambda line: {**line, "value": {**line["value"], "fixed": {"tensor_split": shares}}})
     refusal(path)
+
+
+def test_limits_take_part_in_which_sweep_goes_on_and_none_are_as_before_there_were_any(tmp_path: Path) -> None:
+    plain = header()
+    limited = dataclasses.replace(plain, limits=Limits(min_tok_per_s=40.0))
+    others = [dataclasses.replace(plain, limits=one) for one in (Limits(ttft_p95_s=40.0), Limits(host_bytes=40))]
+    assert len({one.sweep_key for one in (plain, limited, *others)}) == 4
+    Journal(tmp_path / "limited", limited).close()
+    assert read_header(tmp_path / "limited") == limited
+    assert read_header(tmp_path / "limited").sweep_key == limited.sweep_key
+    Journal(tmp_path / "plain", plain).close()
+    text = (tmp_path / "plain").read_text(encoding="utf-8")
+    older = re.sub(r', "limits": {[^}]*}', "", text)
+    assert older != text
+    (tmp_path / "plain").write_text(older, encoding="utf-8")
+    assert read_header(tmp_path / "plain") == plain
+
+
+@pytest.mark.parametrize("limits", ['{"min_tok_per_s": 0}', '{"ttft_p95_s": NaN}', '{"ttft_p95_s": -1}', "[]", "40"])
+def test_a_limit_that_means_nothing_is_refused(limits: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    Journal(path, header()).close()
+    text = path.read_text(encoding="utf-8")
+    path.write_text(re.sub(r'"limits": {[^}]*}', f'"limits": {limits}', text), encoding="utf-8")
+    with pytest.raises(StoreError):
+        read_header(path)
