@@ -103,6 +103,7 @@ class SweepReport:
 
     `n_resumed` trials were measured by an earlier run; `n_model_loads` counts this one's. `n_steps` tokens were timed
     in a visit. `apply_text` is what the target takes, kept at `apply_path` too: a Python program or a shell command.
+    `ended` says in a few words why the sweep ended, `changes` in sentences what changed in the machine meanwhile.
     """
 
     machine: Machine
@@ -123,6 +124,8 @@ class SweepReport:
     journal_path: Path
     is_interrupted: bool
     duration_s: float
+    ended: str = ""
+    changes: tuple[str, ...] = ()
 
     @property
     def chosen(self) -> TrialResult | None:

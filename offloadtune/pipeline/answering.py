@@ -74,6 +74,8 @@ def answer_sweep(measuring: Measuring, sha256_before: str | None) -> SweepReport
         journal_path=measuring.journal.path,
         is_interrupted=measuring.is_interrupted,
         duration_s=measuring.elapsed_s(),
+        ended=measuring.ended,
+        changes=tuple(measuring.changes),
     )
 
 
@@ -97,6 +99,9 @@ def _nothing(measuring: Measuring) -> OffloadTuneError:
     if measuring.is_interrupted:
         message = "Stopped before the first trial had finished; nothing was measured."
         return InterruptedSweepError(message, hint="run the same command again")
+    if measuring.is_gone and not measuring.results:
+        message = f"Nothing was measured: {measuring.changes[-1]}"
+        return NothingWorksError(message, hint="bring back what is missing and run the same command again")
     n_ctx_needed = measuring.request.workload.n_ctx_needed
     results = [r for r in measuring.results if r.trial.settings.n_ctx >= n_ctx_needed]  # the rest cannot but refuse
     if all(result.outcome is Outcome.TIMED_OUT for result in results):

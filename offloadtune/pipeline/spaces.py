@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -42,6 +43,18 @@ def space_of(facts: GgufFacts, header: store.SweepHeader, kept: Mapping[str, Any
         kept=kept,
         n_devices=len(machine.offload_devices),
         device_free_bytes=_free_bytes(machine, header.limit_bytes),
+    )
+
+
+def with_free(space: search.Space, header: store.SweepHeader) -> search.Space:
+    """`space` with the device memory and the answer of the --fit rule that `header` has."""
+    free = sum(header.free_bytes.values())
+    return dataclasses.replace(
+        space,
+        device_bytes=free if space.limit_bytes is None else min(free, space.limit_bytes),
+        device_free_bytes=_free_bytes(header.machine, space.limit_bytes),
+        n_fit_layers=header.n_fit_layers,
+        no_fit=header.no_fit,
     )
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bare_sweep import bare_sweep
 from synthetic import WORKLOAD, made_up_facts, made_up_space, ok_result, visit
 
-from offloadtune.pipeline.measuring import Measuring, shuffled
+from offloadtune.pipeline.measuring import shuffled
 from offloadtune.records import Settings, Trial, Visit
 from offloadtune.search import baseline_trials
 
@@ -29,10 +30,9 @@ def compared(turn_s: Callable[[Settings], float], n_affordable: int, **earlier: 
 
     The budget looks to be enough for so many rounds.
     """
-    sweep: Any = object.__new__(Measuring)
+    sweep = bare_sweep()
     sweep.space = SPACE
     sweep.results = [ok_result(trial, (turn_visit(1.0),), peak_bytes=0) for trial in (FIT, DEFAULT)]
-    sweep.all_rounds, sweep.plan, sweep.is_gone = [], None, False
     sweep.start_s = time.monotonic()
     sweep.told = []
     sweep.listen = sweep.told.append
@@ -41,7 +41,7 @@ def compared(turn_s: Callable[[Settings], float], n_affordable: int, **earlier: 
         assert timeout_s > 0
         return (turn_visit(turn_s(trial.settings)),)
 
-    sweep.undisturbed = SimpleNamespace(revisit=revisit, is_interrupted=False)
+    sweep.undisturbed = SimpleNamespace(revisit=revisit, is_interrupted=False, overslept="")
     sweep.journal = SimpleNamespace(append_round=lambda _visits: None)
     sweep.request = SimpleNamespace(budget_s=(n_affordable + 0.5) * sweep._round_s((FIT, DEFAULT)))
     for name, value in earlier.items():
