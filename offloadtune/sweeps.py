@@ -57,12 +57,16 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialStarted:
-    """A trial begins. `remaining_s` is what the budget still allows for everything."""
+    """A trial begins. `remaining_s` is what the budget still allows for everything.
+
+    `least_s` is about what this trial and the first comparison take, None where nothing tells.
+    """
 
     trial: Trial
     n_done: int
     elapsed_s: float
     remaining_s: float
+    least_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +79,17 @@ class TrialFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundFinished:
-    """A round of the side-by-side comparison ended."""
+    """A round of the side-by-side comparison ended.
+
+    The sweep takes at most `remaining_s` more, by its budget and the rounds there may be, and about `least_s` where the
+    next look decides.
+    """
 
     n_rounds: int
     n_finalists: int
     remaining_s: float
     best: Recommendation | None
+    least_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

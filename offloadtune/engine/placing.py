@@ -97,7 +97,7 @@ class PlacingWorker(HeldWorker):
         is_new = not self.pids
         worker = super()._living()
         if is_new:
-            self._drained_bytes = self._free_bytes()
+            self._drained_bytes = self._free_bytes(self._start_by)
         return worker
 
     def _forget(self) -> None:

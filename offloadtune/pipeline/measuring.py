@@ -17,6 +17,7 @@ from offloadtune.engine import Runner, VisitPlan, is_gone, self_test
 from offloadtune.errors import StoreError
 from offloadtune.pipeline.checking import check_memory
 from offloadtune.pipeline.devices import DeviceMemory, abreast
+from offloadtune.pipeline.ending import least_left_s, left_of_rounds, why_ended
 from offloadtune.pipeline.foresight import Foresight
 from offloadtune.pipeline.heading import header_of, with_fit_rule
 from offloadtune.pipeline.interrupts import deaf
@@ -42,7 +43,6 @@ from offloadtune.records import (
     Visit,
 )
 from offloadtune.sweeps import Listener, RoundFinished, Said, SweepRequest, TrialFinished, TrialStarted
-from offloadtune.units import format_count
 
 _N_STEPS = 32
 _ROUND_MARGIN = 1.5
@@ -129,6 +129,7 @@ class Measuring:
                     n_done=len(self.results),
                     elapsed_s=self.elapsed_s(),
                     remaining_s=self._remaining_s(),
+                    least_s=least_left_s(self.results, self._comparison_s(), self._remaining_s()),
                 )
             )
             self.running = trial
@@ -172,29 +173,24 @@ class Measuring:
             self.journal.append_round([(trial.trial_id, one[trial.settings]) for trial in order])
             loaded = self.runner.n_model_loads > n_loads
             round_s = self._round_s(finalists) if loaded and self.abreast else time.monotonic() - start_s
+            least_s, most_s = left_of_rounds(len(self.rounds), round_s, self._remaining_s())
             self.listen(
                 RoundFinished(
                     n_rounds=len(self.rounds),
                     n_finalists=len(finalists),
-                    remaining_s=self._remaining_s(),
+                    remaining_s=most_s,
+                    least_s=least_s,
                     best=self.best(),
                 )
             )
         self.runner.keep_abreast(())
-        self.ended = self._why_ended(finalists)
+        self.ended = why_ended(
+            len(self.rounds),
+            is_gone=self.is_gone,
+            is_decided=is_decided(self.space, self.results, self.rounds),
+            is_plan_done=self.is_plan_done and len(finalists) < 2,
+        )
         return True
-
-    def _why_ended(self, finalists: Sequence[Trial]) -> str:
-        rounds = format_count(len(self.rounds), "round")
-        if self.is_gone:
-            return "what it needs stayed away"
-        if is_decided(self.space, self.results, self.rounds):
-            return f"decided after {rounds}"
-        if are_used_up(len(self.rounds)):
-            return f"{rounds} are the most there are, and something is still open"
-        if self.is_plan_done and len(finalists) < 2:
-            return "nothing left worth its time"
-        return "the budget is used up"
 
     def _wants_rounds(self) -> bool:
         is_over = self.is_gone or are_used_up(len(self.rounds))
@@ -319,6 +315,11 @@ class Measuring:
         next_s = statistics.median(r.duration_s for r in self.results if r.trial.settings.n_ctx >= n_ctx_needed)
         rounds_s = N_ROUNDS_LEAST * self._round_s(search.finalists(self.space, self.results))
         return self._remaining_s() - next_s < rounds_s
+
+    def _comparison_s(self) -> float:
+        """About what a round of today's finalists will take, nothing where there are no two."""
+        finalists = search.finalists(self.space, self.results)
+        return self._round_s(finalists) if len(finalists) > 1 else 0.0
 
     def _round_s(self, finalists: Sequence[Trial]) -> float:
         """About what a round will take: a load and the counted visits of each, and as much again for what is around."""
