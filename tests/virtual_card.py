@@ -97,7 +97,7 @@ def _entry(struct: int, index: int) -> Any:
 
 
 def main(
-    port: int, n_threads: int, card_bytes: int, driver_bytes: int | None = None, taken: Path | None = None
+    port: int, n_threads: int, card_bytes: int, driver_bytes: int | None = None, *, taken: Path | None = None
 ) -> None:
     """Serve the CPU device of this process as a card of `card_bytes`."""
     device = ggml.ggml_backend_dev_get(ggml.ggml_backend_dev_count() - 1)
@@ -116,4 +116,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:5]), *map(Path, sys.argv[5:]))
+    main(*map(int, sys.argv[1:5]), taken=Path(sys.argv[5]) if len(sys.argv) > 5 else None)
