@@ -15,7 +15,7 @@ def bare_sweep() -> Any:
     sweep.free_memory = SimpleNamespace(free_bytes={}, look=lambda _settings, **_how: None)
     sweep.header = SimpleNamespace(free_bytes={})
     sweep.results, sweep.rounds, sweep.all_rounds, sweep.told, sweep.changes = [], [], [], [], []
-    sweep.plan, sweep.ended = None, ""
+    sweep.plan, sweep.ended, sweep.abreast = None, "", frozenset()
     sweep.is_gone = sweep.may_be_abreast = False
     sweep.is_plan_done = True
     return sweep

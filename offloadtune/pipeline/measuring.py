@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import random
 import statistics
 import time
@@ -66,7 +67,7 @@ class Measuring:
         self.free_memory = FreeMemory(runner, self.machine, request.budget_s, listen, self._conditions)
         self.ended, self.changes = "", list[str]()
         self.is_gone = self.is_plan_done = False
-        self.may_be_abreast = True
+        self.may_be_abreast, self.abreast = True, frozenset[tuple[Any, ...]]()
         header = header_of(request, facts, self.machine, self.engine, self.started_at)
         earlier = None if request.is_fresh else earlier_header(header)
         header = self.header = header.with_rule_of(earlier) if earlier else self._fit_rule(header)
@@ -156,17 +157,19 @@ class Measuring:
         False where the memory that is free changed meanwhile, so that the plan is to be asked anew.
         """
         finalists, free_bytes = self._finalists(), self.header.free_bytes
-        round_s = self._round_s(finalists)
+        round_s = self._keep_abreast(finalists)
         while len(finalists) > 1 and self._wants_rounds() and self._remaining_s() > round_s:
             start_s, n_loads = time.monotonic(), self.runner.n_model_loads
             order = shuffled(finalists, seed=len(self.rounds))
             one = self._round(order)
             if self.header.free_bytes != free_bytes and not self.is_gone:
+                self.runner.keep_abreast(())
                 return False
             if one is None and self.is_gone:
                 break
             if one is None:
                 finalists = self._finalists()
+                round_s = self._keep_abreast(finalists)
                 continue
             self.rounds.append(one)
             self.all_rounds.append(one)
@@ -199,9 +202,8 @@ class Measuring:
     def _round(self, order: Sequence[Trial]) -> dict[Settings, tuple[Visit, ...]] | None:
         """Visits of every finalist once; None when one failed, which from now on counts as its result."""
         one = {}
-        self.runner.keep_abreast(self.abreast)
         for trial in order:
-            if self._has_changed(trial):
+            if not self.abreast & self.runner.loaded and self._has_changed(trial):
                 return None
             visits = self.undisturbed.revisit(trial, self.plan, timeout_s=max(0.0, self._remaining_s()))
             if isinstance(visits, TrialResult):
@@ -218,17 +220,22 @@ class Measuring:
             self._heed_interrupt()
         return one
 
-    @property
-    def abreast(self) -> frozenset[tuple[Any, ...]]:
-        """The placements of the finalists that may stay loaded from round to round, none where there is no room."""
-        finalists = {trial.settings for trial in search.finalists(self.space, self.results)}
-        results = [result for result in self.results if result.trial.settings in finalists]
-        return abreast(results, self.machine) if self.may_be_abreast else frozenset()
+    def _keep_abreast(self, finalists: Sequence[Trial]) -> float:
+        """Let placements stay loaded from round to round where there is no time for their loads; seconds of a round.
+
+        Loads of the same file differ, which only rounds with loads of their own show: better are those.
+        """
+        self.abreast = frozenset()
+        round_s = self._round_s(finalists)
+        if self.may_be_abreast and left_of_rounds(len(self.rounds), round_s, math.inf)[0] > self._remaining_s():
+            compared = {trial.settings for trial in finalists}
+            self.abreast = abreast([r for r in self.results if r.trial.settings in compared], self.machine)
+        self.runner.keep_abreast(self.abreast)
+        return self._round_s(finalists) if self.abreast else round_s
 
     def _had_no_room_abreast(self, result: TrialResult) -> bool:
         """Whether it may have run out of memory because others stayed loaded; from here on they do not."""
-        crashed = result.outcome is Outcome.CRASHED and result.trial.settings.offloads
-        if not (result.outcome.is_out_of_memory or crashed) or len(self.abreast) < 2:
+        if len(self.abreast) < 2 or not search.ran_out(result, None):
             return False
         self.may_be_abreast = False
         self.listen(Said(text="The finalists have no room beside each other: from here on one is loaded at a time."))
@@ -239,22 +246,18 @@ class Measuring:
     def _has_changed(self, trial: Trial) -> bool:
         """Whether the device memory for `trial` is not what the plan went by; from then on it is."""
         found = self.free_memory.look(trial.settings, left_s=max(0.0, self._remaining_s()))
-        if found is None:
-            return False
-        self._go_on_with(found)
-        return not found.is_back
+        if found:
+            self._go_on_with(found)
+        return found is not None and not found.is_back
 
     def _is_excused(self, result: TrialResult) -> bool:
         """Whether how a trial ended says nothing of its settings: the machine slept, or others took its memory."""
-        why = self.undisturbed.overslept
-        crashed = result.outcome is Outcome.CRASHED and result.trial.settings.offloads
-        if not why and (result.outcome is Outcome.OUT_OF_MEMORY_DEVICE or crashed):
-            promised = self.free_memory.free_bytes
-            left_s = max(0.0, self._remaining_s())
-            found = self.free_memory.look(result.trial.settings, left_s=left_s, has_failed=True)
-            if found is not None:
+        why, settings = self.undisturbed.overslept, result.trial.settings
+        if not why and result.outcome is not Outcome.OUT_OF_MEMORY_HOST and search.ran_out(result, None):
+            promised, left_s = self.free_memory.free_bytes, max(0.0, self._remaining_s())
+            if found := self.free_memory.look(settings, left_s=left_s, has_failed=True):
                 self._go_on_with(found)
-                predicted = self.device_memory.predicted(result.trial.settings)
+                predicted = self.device_memory.predicted(settings)
                 why = found.words if all(n <= promised.get(name, 0) for name, n in predicted) else ""
         if why:
             self.journal.append_excused(result, why)

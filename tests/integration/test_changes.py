@@ -3,22 +3,52 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import MIB, CardMaker
 
 from offloadtune import pipeline
+from offloadtune.engine import Runner, VisitPlan
 from offloadtune.pipeline import taking
 from offloadtune.pipeline.recalling import recall
 from offloadtune.recalls import Question
-from offloadtune.records import Outcome, Workload
+from offloadtune.records import Outcome, Settings, Target, Trial, TrialResult, Workload
 from offloadtune.store import read_journal
 from offloadtune.sweeps import Event, Said, SweepRequest, TrialFinished, TrialStarted
 
 pytestmark = pytest.mark.engine
 
 WORKLOAD = Workload(name="0/64/4/1", n_prefix_cached=0, n_prompt_new=64, n_gen=4)
-ONE_THREAD = {"n_threads": 1, "n_threads_batch": 1, "n_ubatch": 64, "flash_attn_type": "enabled", "n_ctx": 512}
+ONE_THREAD: dict[str, Any] = {
+    "n_threads": 1,
+    "n_threads_batch": 1,
+    "n_ubatch": 64,
+    "flash_attn_type": "enabled",
+    "n_ctx": 512,
+}
+
+
+def test_placements_side_by_side_are_loaded_once_and_a_trial_is_alone(smollm2_path: Path) -> None:
+    settings = [Settings(use_extra_bufts=False, load_mode=mode, **ONE_THREAD) for mode in ("mmap", "none")]
+    one, other = (Trial(settings=each, target=Target.LLAMA_SERVER, why="test") for each in settings)
+    plan = VisitPlan(workload=WORKLOAD, n_steps=2, n_visits=1)
+    with Runner(smollm2_path) as runner:
+
+        def loads(trial: Trial) -> set[int]:
+            visits = runner.revisit(trial, plan, timeout_s=120)
+            assert not isinstance(visits, TrialResult)
+            return {visit.i_load for visit in visits}
+
+        runner.keep_abreast([each.placement for each in settings])
+        assert [loads(trial) for trial in (one, other, one, other)] == [{1}, {2}, {1}, {2}]
+        assert len(runner.loaded) == runner.n_model_loads == 2
+        runner.keep_abreast(())
+        assert runner.run(other, plan, timeout_s=120).outcome is Outcome.OK
+        assert runner.loaded == {other.settings.placement}
+        assert [loads(trial) for trial in (other, one, other)] == [{2}, {3}, {4}]
+        assert runner.free_bytes(timeout_s=60) == {}  # the CPU is no device to offload to
+        assert runner.loaded == frozenset()
 
 
 @pytest.mark.parametrize("when", [TrialFinished, TrialStarted], ids=["between trials", "before a load"])

@@ -188,7 +188,7 @@ def test_main_memory_bounds_it_too_and_what_is_not_known_does_not_count() -> Non
 
 
 def test_a_failure_beside_others_is_tried_alone_and_not_held_against_anybody() -> None:
-    """It fails as long as others may stay loaded: the rounds that follow hold them all."""
+    """They stay loaded for want of time, and it fails as long as they do: the rounds that follow hold them all."""
     kept: list[int] = []
     sweep = compared(clearly(), n_affordable=300)
     results = [
@@ -207,7 +207,7 @@ def test_a_failure_beside_others_is_tried_alone_and_not_held_against_anybody() -
     runner = SimpleNamespace(n_model_loads=0, loaded=frozenset(), keep_abreast=lambda some: kept.append(len(some)))
     sweep = compared(
         clearly(),
-        n_affordable=300,
+        n_affordable=5,
         results=results,
         runner=runner,
         machine=MACHINE,
@@ -218,6 +218,19 @@ def test_a_failure_beside_others_is_tried_alone_and_not_held_against_anybody() -
     assert len(sweep.rounds) >= 7
     assert all(len(one) == 2 for one in sweep.rounds)
     assert {result.outcome for result in sweep.results} == {Outcome.OK}
+
+
+def test_what_is_kept_loaded_is_not_unloaded_to_see_what_is_free() -> None:
+    looked: list[Settings] = []
+    memory = SimpleNamespace(free_bytes={}, look=lambda settings, **_how: looked.append(settings))
+    placements = frozenset({FIT.settings.placement, DEFAULT.settings.placement})
+    loaded = SimpleNamespace(n_model_loads=0, loaded=placements, keep_abreast=lambda _placements: None)
+    sweep = compared(clearly(), n_affordable=300, free_memory=memory)
+    assert len(looked) == 2 * len(sweep.rounds)
+    looked.clear()
+    sweep.runner, sweep.abreast = loaded, placements
+    assert sweep._round((FIT, DEFAULT)) is not None
+    assert looked == []
 
 
 @pytest.mark.parametrize(("n_placements", "n_each"), [(1, 2), (1, 5), (2, 1), (3, 2)])
