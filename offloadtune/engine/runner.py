@@ -263,7 +263,7 @@ class Runner(PlacingWorker):
             )
             if opened["effective"]["n_ctx"] < workload.n_ctx_needed:
                 return self._refusal(opened, workload, deadline)
-            canary = self._ask("canary", deadline, context=opened["handle"])
+            canary = self._ask("canary", deadline, context=opened["handle"], n_prefix=workload.n_prefix_cached)
             seen["device_peak_bytes"] = self._device_peaks(canary["min_free_bytes"], seen["memory"])
             if canary["host_peak_rss_bytes"] is not None:
                 seen["host_peak_rss_bytes"] = max(0, canary["host_peak_rss_bytes"] - canary["saved_state_bytes"])
