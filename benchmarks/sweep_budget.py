@@ -65,7 +65,7 @@ class Swept:
             yield f"no answer within {FIRST_ANSWER_MOST_S:.0f} s"
         if self.end_s > OVERRUN_MOST * self.budget_s:
             yield f"it lasted {self.end_s / self.budget_s:.2f} times its budget"
-        if self.end_s < _EARLY_FRAC * self.budget_s and self.ended.startswith("the budget"):
+        if self.end_s < _EARLY_FRAC * self.budget_s and "the budget" in self.ended:
             yield f"it gave up after {self.end_s:.0f} s"
         if self.n_trial_loads > max(self.n_placements + 1, LOADS_PER_PLACEMENT * self.n_placements):
             yield f"{self.n_trial_loads} loads of {self.n_placements} placements"

@@ -9,9 +9,11 @@ from offloadtune.recommend import looks
 from offloadtune.records import TrialResult
 from offloadtune.units import format_count
 
+_USED_UP_FRAC = 0.1
 
-def why_ended(n_rounds: int, *, is_gone: bool, is_decided: bool, is_plan_done: bool) -> str:
-    """In a few words; `is_plan_done` where nothing is left to try, nor to be compared."""
+
+def why_ended(n_rounds: int, *, is_gone: bool, is_decided: bool, is_plan_done: bool, left_frac: float) -> str:
+    """In a few words; `is_plan_done` where nothing is left to try, nor to be compared, `left_frac` of the budget."""
     rounds = format_count(n_rounds, "round")
     if is_gone:
         return "what it needs stayed away"
@@ -19,7 +21,9 @@ def why_ended(n_rounds: int, *, is_gone: bool, is_decided: bool, is_plan_done: b
         return f"decided after {rounds}"
     if looks.are_used_up(n_rounds):
         return f"{rounds} are the most there are, and something is still open"
-    return "nothing is left worth its time" if is_plan_done else "the budget is used up"
+    if is_plan_done:
+        return "nothing is left worth its time"
+    return "the budget is used up" if left_frac < _USED_UP_FRAC else "what is left of the budget is too little for more"
 
 
 def left_of_rounds(n_rounds: int, round_s: float, remaining_s: float) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from offloadtune import search, store
 from offloadtune.conditions import Conditions
-from offloadtune.engine import Runner, VisitPlan, is_gone, self_test
+from offloadtune.engine import Runner, VisitPlan, is_gone
 from offloadtune.errors import StoreError
 from offloadtune.pipeline.checking import check_memory
 from offloadtune.pipeline.devices import DeviceMemory, abreast
@@ -23,11 +23,11 @@ from offloadtune.pipeline.foresight import Foresight
 from offloadtune.pipeline.heading import header_of, with_fit_rule
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.journals import holds, last_words, side_by_side
+from offloadtune.pipeline.living import Living
 from offloadtune.pipeline.probing import standing_now
-from offloadtune.pipeline.rebuilding import rebuild_words
 from offloadtune.pipeline.resuming import earlier_header, open_journal
 from offloadtune.pipeline.rooms import check_split
-from offloadtune.pipeline.spaces import SelfTestMemory, space_of, with_free
+from offloadtune.pipeline.spaces import space_of, with_free
 from offloadtune.pipeline.speed_memory import SpeedMemory
 from offloadtune.pipeline.taking import Found, FreeMemory
 from offloadtune.pipeline.undisturbed import Undisturbed
@@ -71,8 +71,7 @@ class Measuring:
         header = header_of(request, facts, self.machine, self.engine, self.started_at)
         earlier = None if request.is_fresh else earlier_header(header)
         header = self.header = header.with_rule_of(earlier) if earlier else self._fit_rule(header)
-        self.self_tests = SelfTestMemory(facts, self.machine, self.engine)
-        self.tested = {offloads for offloads in (False, True) if self.self_tests.get(offloads=offloads) is not None}
+        self.living = Living(facts, self.machine, self.engine, runner, listen)
         self.space = space_of(facts, header)
         check_memory(request.fixed, facts, self.machine, n_ctx=self.space.n_ctx)
         check_split(request.fixed.get("tensor_split"), len(self.machine.offload_devices))
@@ -192,6 +191,7 @@ class Measuring:
             is_gone=self.is_gone,
             is_decided=is_decided(self.space, self.results, self.rounds),
             is_plan_done=self.is_plan_done and len(finalists) < 2,
+            left_frac=self._remaining_s() / self.request.budget_s,
         )
         return True
 
@@ -337,21 +337,10 @@ class Measuring:
 
     def _after_self_test(self, trial: Trial) -> Trial:
         """`trial`, or what it becomes once the self-test has found what this engine build needs to live."""
-        offloads = trial.settings.offloads
-        if offloads in self.tested:
+        knobs = self.living.knobs_found(trial.settings, timeout_s=self._trial_s())
+        if not knobs:
             return trial
-        found = self_test(self.runner, trial.settings, timeout_s=self._trial_s())
-        if found.sentence:
-            self.listen(Said(text=f"{found.sentence}{rebuild_words(found, self.machine)}"))
-        if not found.is_conclusive:
-            return trial
-        self.tested.add(offloads)
-        if found.knobs is None:  # nothing helps; each trial will show for itself whether it lives
-            return trial
-        self.self_tests.put(found.knobs, offloads=offloads)
-        if not found.knobs:
-            return trial
-        self.space = dataclasses.replace(self.space, kept={**self.space.kept, **found.knobs})
+        self.space = dataclasses.replace(self.space, kept={**self.space.kept, **knobs})
         self.journal.append_kept(self.space.kept)
         return search.next_trial(self.foresight.beside(self.space), self.results) or trial
 

@@ -106,10 +106,11 @@ def trials(n_placements: int, n_each: int) -> list[Trial]:
 
 def test_why_it_ended_is_said() -> None:
     assert compared(clearly(), n_affordable=300).ended == "decided after 7 rounds"
-    nothing = {"is_gone": False, "is_decided": False, "is_plan_done": False}
+    nothing: dict[str, Any] = {"is_gone": False, "is_decided": False, "is_plan_done": False, "left_frac": 0.09}
     assert why_ended(35, **nothing) == "35 rounds are the most there are, and something is still open"
     assert why_ended(0, **{**nothing, "is_plan_done": True}) == "nothing is left worth its time"
-    assert compared(evenly(), n_affordable=0).ended == "the budget is used up"
+    assert why_ended(3, **nothing) == "the budget is used up"
+    assert compared(evenly(), n_affordable=0).ended == "what is left of the budget is too little for more"
     assert compared(clearly(), n_affordable=3, is_gone=True).ended == "what it needs stayed away"
 
 
