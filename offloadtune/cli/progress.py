@@ -75,6 +75,8 @@ class _Countdown:
 def left_words(least_s: float | None, most_s: float) -> str:
     """How long it will take yet: one figure where the two ends hardly differ, and a bound where only that is known."""
     most_s = max(0.0, most_s)
+    if math.isinf(most_s):
+        return f"at least {_round_words(least_s)} left" if least_s and least_s > 0 else "no limit"
     if least_s is not None:
         least_s = min(max(0.0, least_s), most_s)
         if most_s - least_s <= _SAME_FRAC * most_s:
@@ -86,8 +88,6 @@ def left_words(least_s: float | None, most_s: float) -> str:
 
 def _round_words(seconds: float) -> str:
     """Whole seconds: nobody knows the tenths."""
-    if math.isinf(seconds):
-        return "as long as you like"
     return f"{seconds:.0f} s" if seconds < _MINUTES_FROM_S else format_seconds(seconds)
 
 

@@ -138,7 +138,8 @@ def test_a_first_trial_tells_nothing_of_what_is_left() -> None:
     ("least_s", "most_s", "words"),
     [
         (None, 108.2, "at most 1 min 48 s left"),
-        (None, math.inf, "at most as long as you like left"),
+        (None, math.inf, "no limit"),
+        (20.0, math.inf, "at least 20 s left"),
         (39.0, 41.2, "about 41 s left"),
         (20.4, 96.0, "20 s to 96 s left"),
         (-3.0, 96.0, "at most 96 s left"),
