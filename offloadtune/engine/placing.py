@@ -69,7 +69,8 @@ class PlacingWorker(HeldWorker):
             self._drained_bytes = self._free_bytes(deadline)
         except (WorkerDiedError, WorkerRefusedError) as error:
             self.kill()
-            if is_gone(error.evidence):
+            timed_out = isinstance(error, WorkerDiedError) and error.timed_out
+            if is_gone(error.evidence) and not timed_out:
                 raise EngineError(f"{classify(error.evidence, offloads=True)[1]}.") from None
             return None
         return dict(self._drained_bytes)

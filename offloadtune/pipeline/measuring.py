@@ -261,8 +261,9 @@ class Measuring:
                 why = found.words if all(n <= promised.get(name, 0) for name, n in predicted) else ""
         if why:
             self.journal.append_excused(result, why)
-            words = f"{result.trial.why}: {result.outcome.value.replace('_', ' ')}, which is not held against it. {why}"
-            self.listen(Said(text=words))
+        if why and not self.is_gone:
+            ended = result.outcome.value.replace("_", " ")
+            self.listen(Said(text=f"{result.trial.why}: {ended}, which is not held against it. {why}"))
         return bool(why)
 
     def _go_on_with(self, found: Found) -> None:
@@ -296,7 +297,7 @@ class Measuring:
 
     def _tell_if_gone(self, result: TrialResult) -> bool:
         """Whether a device stayed away for good; then what was measured before stands, and no more is."""
-        self.is_gone = is_gone(result.evidence)
+        self.is_gone = is_gone(result.evidence) and result.outcome is not Outcome.TIMED_OUT
         if self.is_gone:
             self.listen(Said(text=f"The sweep ends here: {result.reason}. What was measured before stands."))
         return self.is_gone
