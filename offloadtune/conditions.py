@@ -72,6 +72,20 @@ class Conditions:
     n_cores: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryChange:
+    """Free device memory that became less, or more again, while a sweep was under way, which went on with that.
+
+    `free_bytes` by device, nothing of ours loaded; `words` say what happened in full sentences. `n_fit_layers` and
+    `no_fit` are what llama.cpp's --fit rule says from then on, as in `SweepHeader`.
+    """
+
+    free_bytes: tuple[tuple[str, int], ...]
+    words: str
+    n_fit_layers: int | None = None
+    no_fit: str = ""
+
+
 class DisturbanceKind(StrEnum):
     """What disturbed a measurement, or stands to."""
 
@@ -83,6 +97,7 @@ class DisturbanceKind(StrEnum):
     GPU_THROTTLE = "gpu_throttle"
     BATTERY = "battery"
     POWER_PROFILE = "power_profile"
+    SLEEP = "sleep"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ import dataclasses
 import hashlib
 import json
 import statistics
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,11 @@ class Machine:
         gpus = {d.device_id or d.name: d for d in reversed(self.devices or ()) if d.kind == "gpu"}
         igpus = {d.device_id or d.name: d for d in reversed(self.devices or ()) if d.kind == "igpu"}
         return tuple(reversed((gpus or igpus).values()))
+
+    def with_free(self, free_bytes: Mapping[str, int]) -> Machine:
+        """The same with so much free memory of the devices named."""
+        devices = tuple(replace(one, free_bytes=free_bytes.get(one.name, one.free_bytes)) for one in self.devices or ())
+        return replace(self, devices=devices)
 
     def nvml_of(self, device: Device) -> NvmlGpu | None:
         """The driver's view of `device`, found by its PCI address (NVML writes the domain with eight digits)."""

@@ -64,12 +64,16 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialStarted:
-    """A trial begins. `remaining_s` is what the budget still allows for everything."""
+    """A trial begins. `remaining_s` is what the budget still allows for everything.
+
+    `least_s` is about what this trial and the first comparison take, None where nothing tells.
+    """
 
     trial: Trial
     n_done: int
     elapsed_s: float
     remaining_s: float
+    least_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +86,17 @@ class TrialFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundFinished:
-    """A round of the side-by-side comparison ended."""
+    """A round of the side-by-side comparison ended.
+
+    The sweep takes at most `remaining_s` more, by its budget and the rounds there may be, and about `least_s` where the
+    next look decides.
+    """
 
     n_rounds: int
     n_finalists: int
     remaining_s: float
     best: Recommendation | None
+    least_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +211,7 @@ class SweepReport:
 
     `n_resumed` trials were measured by an earlier run; `n_model_loads` counts this one's. `n_steps` tokens were timed
     in a visit. `apply_text` is what the target takes, kept at `apply_path` too: a Python program or a shell command.
+    `ended` says in a few words why the sweep ended, `changes` in sentences what changed in the machine meanwhile.
     """
 
     machine: Machine
@@ -224,6 +234,8 @@ class SweepReport:
     duration_s: float
     front: Front = field(default_factory=Front)
     explanation: Explanation = field(default_factory=Explanation)
+    ended: str = ""
+    changes: tuple[str, ...] = ()
 
     @property
     def chosen(self) -> TrialResult | None:

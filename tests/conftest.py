@@ -101,13 +101,19 @@ class VirtualCard:
     """A card that comes back when a trial kills it, as a driver resets a real one.
 
     With `duty_frac` below 1 it works only that share of the time: a card that is surely slow, whatever else runs here.
-    With `driver_bytes` its memory is counted to the byte, so much more being taken while a client holds any.
+    With `driver_bytes` its memory is counted to the byte, so much more being taken while a client holds any; what the
+    file `taken` says is held by another program.
     """
 
     def __init__(
-        self, n_threads: int, card_bytes: int, duty_frac: float = 1.0, driver_bytes: int | None = None
+        self,
+        n_threads: int,
+        card_bytes: int,
+        duty_frac: float = 1.0,
+        driver_bytes: int | None = None,
+        taken: Path | None = None,
     ) -> None:
-        self._driver_bytes = driver_bytes
+        self._options = [] if driver_bytes is None else [str(driver_bytes), *([str(taken)] if taken else [])]
         self.card_bytes, self._n_threads, self._duty_frac = card_bytes, n_threads, duty_frac
         self.port = _free_port()
         self.n_starts = 0
@@ -139,7 +145,7 @@ class VirtualCard:
                 str(self.port),
                 str(self._n_threads),
                 str(self.card_bytes),
-                *([] if self._driver_bytes is None else [str(self._driver_bytes)]),
+                *self._options,
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,13 +1,13 @@
 """A virtual card: llama.cpp's RPC worker in its own process, seen by another as a GPU-type device with honest memory.
 
-    python virtual_card.py PORT THREADS CARD_BYTES [DRIVER_BYTES]
+    python virtual_card.py PORT THREADS CARD_BYTES [DRIVER_BYTES [TAKEN_FILE]]
 
 It reports CARD_BYTES as its total and what is left as free, fails allocations beyond that (or dies of them, as real
 drivers do), and gives memory back when a client leaves. It serves one client at a time.
 
 Its memory is this process's address space, with a margin for what the server itself needs. With DRIVER_BYTES it counts
 instead what clients allocate, to the byte, and takes that much more as soon as they hold anything, as a driver's
-context does: then the wall is exactly where it says.
+context does: then the wall is exactly where it says. TAKEN_FILE says how many bytes another program holds now.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class AddressSpace:
 class CountedBuffers:
     """Memory as the sum of the buffers that clients hold, and what the driver takes while they hold any."""
 
-    def __init__(self, card_bytes: int, driver_bytes: int) -> None:
-        self.card_bytes, self.driver_bytes = card_bytes, driver_bytes
+    def __init__(self, card_bytes: int, driver_bytes: int, taken: Path | None) -> None:
+        self.card_bytes, self.driver_bytes, self.taken = card_bytes, driver_bytes, taken
         self.held: dict[int, tuple[int, int]] = {}  # buffer -> its size and its own way to free itself
         ggml.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
         entry = _entry(ggml.ggml_backend_cpu_buffer_type(), _I_ALLOC_BUFFER)
@@ -66,11 +66,14 @@ class CountedBuffers:
 
     def free_bytes(self) -> int:
         held = sum(size for size, _ in self.held.values())
-        return self.card_bytes - held - (self.driver_bytes if held else 0)
+        return self.card_bytes - self.taken_bytes() - held - (self.driver_bytes if held else 0)
+
+    def taken_bytes(self) -> int:
+        return int(self.taken.read_text(encoding="ascii")) if self.taken else 0
 
     def _alloc(self, kind: int, size: int) -> int | None:
         held = sum(other for other, _ in self.held.values())
-        if held + size + self.driver_bytes > self.card_bytes:
+        if held + size + self.driver_bytes > self.card_bytes - self.taken_bytes():
             return None
         buffer: int | None = self._allocate(kind, size)
         if buffer:
@@ -93,11 +96,13 @@ def _entry(struct: int, index: int) -> Any:
     return ctypes.cast(struct + index * ctypes.sizeof(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p))
 
 
-def main(port: int, n_threads: int, card_bytes: int, driver_bytes: int | None = None) -> None:
+def main(
+    port: int, n_threads: int, card_bytes: int, driver_bytes: int | None = None, *, taken: Path | None = None
+) -> None:
     """Serve the CPU device of this process as a card of `card_bytes`."""
     device = ggml.ggml_backend_dev_get(ggml.ggml_backend_dev_count() - 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    memory = AddressSpace(card_bytes) if driver_bytes is None else CountedBuffers(card_bytes, driver_bytes)
+    memory = AddressSpace(card_bytes) if driver_bytes is None else CountedBuffers(card_bytes, driver_bytes, taken)
 
     def card_memory(_device: Any, free: Any, total: Any) -> None:
         total[0] = card_bytes
@@ -111,4 +116,4 @@ def main(port: int, n_threads: int, card_bytes: int, driver_bytes: int | None = 
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(*map(int, sys.argv[1:5]), taken=Path(sys.argv[5]) if len(sys.argv) > 5 else None)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from offloadtune.benches import BenchEvent, MeasureVisited
 from offloadtune.records import Outcome, Recommendation
@@ -14,6 +17,9 @@ from offloadtune.report import headline, passage_words, visit_words
 from offloadtune.speeds import CalibrationEvent, PassageMeasured
 from offloadtune.sweeps import Event, FileGrows, RoundFinished, Said, TrialFinished, TrialStarted
 from offloadtune.units import format_bytes, format_seconds, format_tok_per_s
+
+_SAME_FRAC = 0.15
+_MINUTES_FROM_S = 99.5
 
 
 @contextlib.contextmanager
@@ -36,7 +42,8 @@ def listener() -> Iterator[Callable[[Event | BenchEvent | CalibrationEvent], Non
 def _show(console: Console, status: Status, event: Event | BenchEvent | CalibrationEvent) -> None:
     _print(console, _line(event))
     if isinstance(event, TrialStarted):
-        status.update(_started_words(event))
+        what = f"trial {event.n_done + 1}: {event.trial.why}"
+        status.update(_Countdown(what, least_s=event.least_s, most_s=event.remaining_s))
     elif isinstance(event, MeasureVisited):
         left = format_seconds(max(0.0, event.remaining_s))
         status.update(f"{visit_words(event.visit)}  ({event.n_done} of {event.n_wanted} visits, at most {left} to go)")
@@ -46,8 +53,42 @@ def _show(console: Console, status: Status, event: Event | BenchEvent | Calibrat
     elif isinstance(event, PassageMeasured):
         left = format_seconds(event.remaining_s)
         status.update(f"run {event.n_done + 1} of at most {event.n_most}  (at most {left} to go)")
-    elif isinstance(event, TrialFinished | RoundFinished):
+    elif isinstance(event, TrialFinished):
         status.update("comparing the best side by side")
+    elif isinstance(event, RoundFinished):
+        status.update(_Countdown("comparing side by side", least_s=event.least_s, most_s=event.remaining_s))
+
+
+class _Countdown:
+    """A line whose time left becomes less while it stands there."""
+
+    def __init__(self, what: str, *, least_s: float | None, most_s: float) -> None:
+        self._what, self._least_s, self._most_s = what, least_s, most_s
+        self._start_s = time.monotonic()
+
+    def __rich__(self) -> Text:
+        gone_s = time.monotonic() - self._start_s
+        least_s = None if self._least_s is None else self._least_s - gone_s
+        return Text(f"{self._what}  ({left_words(least_s, self._most_s - gone_s)})")
+
+
+def left_words(least_s: float | None, most_s: float) -> str:
+    """How long it will take yet: one figure where the two ends hardly differ, and a bound where only that is known."""
+    most_s = max(0.0, most_s)
+    if math.isinf(most_s):
+        return f"at least {_round_words(least_s)} left" if least_s and least_s > 0 else "no limit"
+    if least_s is not None:
+        least_s = min(max(0.0, least_s), most_s)
+        if most_s - least_s <= _SAME_FRAC * most_s:
+            return f"about {_round_words(most_s)} left"
+        if least_s > 0:
+            return f"{_round_words(least_s)} to {_round_words(most_s)} left"
+    return f"at most {_round_words(most_s)} left"
+
+
+def _round_words(seconds: float) -> str:
+    """Whole seconds: nobody knows the tenths."""
+    return f"{seconds:.0f} s" if seconds < _MINUTES_FROM_S else format_seconds(seconds)
 
 
 def _print(console: Console, line: str) -> None:
@@ -56,8 +97,8 @@ def _print(console: Console, line: str) -> None:
 
 
 def _started_words(event: TrialStarted) -> str:
-    gone, left = format_seconds(event.elapsed_s), format_seconds(max(0.0, event.remaining_s))
-    return f"trial {event.n_done + 1}: {event.trial.why}  ({gone} gone, at most {left} to go)"
+    gone, left = format_seconds(event.elapsed_s), left_words(event.least_s, event.remaining_s)
+    return f"trial {event.n_done + 1}: {event.trial.why}  ({gone} gone, {left})"
 
 
 def _plain_line(event: Event | BenchEvent | CalibrationEvent, seen: set[str]) -> str:
@@ -80,10 +121,8 @@ def _line(event: Event | BenchEvent | CalibrationEvent) -> str:
     if isinstance(event, PassageMeasured):
         return passage_words(event)
     if isinstance(event, RoundFinished):
-        left = format_seconds(max(0.0, event.remaining_s))
-        return (
-            f"round {event.n_rounds}, {event.n_finalists} side by side, at most {left} to go{_best_words(event.best)}"
-        )
+        left = left_words(event.least_s, event.remaining_s)
+        return f"round {event.n_rounds}, {event.n_finalists} side by side, {left}{_best_words(event.best)}"
     return ""
 
 

@@ -1,7 +1,7 @@
 """The engine: trials in a child process, because what is tried may crash, hang or be killed.
 
-`Runner` runs trials, keeps one placement loaded, and asks what settings would take; what needs no file (which devices
-there are, what each moves) is in `holding`, which it is built on; `WorkerProcess` owns the child;
+`Runner` runs trials and asks what settings would take; it is built on `placing`, which loads placements and frees them,
+and that on `holding`: what needs no file (which devices there are, what each moves); `WorkerProcess` owns the child;
 `classify` reads its remains; `self_test` looks for what keeps a broken build alive; `installed_build_id` tells builds
 apart, loading none. `engine.synthetic` simulates all of it and is imported by that name alone: no sweep needs it.
 Rejected: a process for every trial (a load each), a process for the whole sweep (the first crash ends it), threads

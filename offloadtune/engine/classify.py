@@ -99,7 +99,7 @@ def refused_file(evidence: Evidence | None) -> str | None:
 def is_engine_fault(evidence: Evidence) -> bool:
     """Whether a death speaks against the engine build itself, not against memory or a device that went away."""
     outcome, _ = classify(evidence, offloads=True)
-    return outcome is Outcome.CRASHED and _line_with(_DEVICE_LOST, evidence) is None
+    return outcome is Outcome.CRASHED and not is_gone(evidence) and _line_with(_DEVICE_LOST, evidence) is None
 
 
 def _line_with(pattern: re.Pattern[str], evidence: Evidence) -> str | None:

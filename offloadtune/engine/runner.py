@@ -1,6 +1,7 @@
 """Run trials: load what is not loaded, open, prove it feasible, visit, and tell what happened.
 
-One placement is loaded at a time, so that the feasibility run (the canary) sees the card as the user's program will.
+One placement is loaded at a time, so that the feasibility run (the canary) sees the card as the user's program will;
+only those that were said to have room side by side stay loaded between revisits.
 Decides nothing: which trial is next, and whether a result is good, is asked and answered elsewhere.
 """
 
@@ -19,8 +20,8 @@ from pydantic import TypeAdapter
 
 from offloadtune.engine.classify import classify
 from offloadtune.engine.forecasting import forecasts_of, is_misreading, unforetold
-from offloadtune.engine.holding import DEVICES, HeldWorker
-from offloadtune.engine.process import WORKER_COMMAND, WorkerDiedError, WorkerProcess, WorkerRefusedError
+from offloadtune.engine.placing import Loaded, PlacingWorker
+from offloadtune.engine.process import WORKER_COMMAND, WorkerDiedError, WorkerRefusedError
 from offloadtune.engine.ruler import RulerFailedError, RulerRep, RulerTest
 from offloadtune.errors import EngineError
 from offloadtune.plans import Forecast
@@ -36,9 +37,6 @@ from offloadtune.records import (
 )
 
 _N_TINY_CTX = 512
-_DRAIN_S = 5.0
-_DRAIN_BEAT_S = 0.2
-_CLOSE_S = 20.0
 _FIT_S = 30.0
 _N_WARMUP_STEPS = 2
 _MEMORY = TypeAdapter(tuple[MemoryUse, ...])
@@ -81,14 +79,14 @@ class OpenedTrial:
     def visit(self, n_prefix: int, n_new: int, n_steps: int, *, timeout_s: float, is_warmup: bool = False) -> Visit:
         """One visit; what it raises, `Runner.opened` turns into TrialFailedError."""
         deadline, work = time.monotonic() + timeout_s, {"n_prefix": n_prefix, "n_new": n_new, "n_steps": n_steps}
-        return self.runner.visit_opened(self.opened["handle"], deadline, is_warmup=is_warmup, **work)
+        return self.runner.visit_opened(self.opened, deadline, is_warmup=is_warmup, **work)
 
 
 Arguments = Callable[[Trial], dict[str, Any] | None]
 """What `Llama` of llama-cpp-python is told for a trial; None where another front end is the target."""
 
 
-class Runner(HeldWorker):
+class Runner(PlacingWorker):
     """Trials of one file on one set of devices. A context manager: leaving it leaves no process behind.
 
     Trials for which `arguments` has an answer are visited through `Llama`, the rest through the engine itself.
@@ -101,15 +99,9 @@ class Runner(HeldWorker):
         command: Sequence[str] = WORKER_COMMAND,
         arguments: Arguments = lambda _trial: None,
     ) -> None:
-        super().__init__(endpoints, command)
-        self._path = path
+        super().__init__(path, endpoints, command)
         self._arguments = arguments
-        self._placement: tuple[Any, ...] | None = None
-        self._loaded: int | None = None
-        self._load_ns: int | None = None
-        self._drained_bytes: dict[str, int] = {}
         self._forecasts_by_log = False
-        self.n_model_loads = 0
         self.around_visits: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Entered for the timed part of a trial, when it is loaded, opened and proven."""
 
@@ -164,8 +156,8 @@ class Runner(HeldWorker):
             n_ctx=_N_TINY_CTX, n_batch=min(settings.n_batch, _N_TINY_CTX), n_ubatch=min(settings.n_ubatch, _N_TINY_CTX)
         )
         try:
-            self._place(small, deadline)
-            with self._opened(small, None, deadline) as opened:
+            loaded = self._place(small, deadline)
+            with self._opened(loaded, small, None, deadline) as opened:
                 self._ask("tiny", deadline, context=opened["handle"])
         except (WorkerDiedError, WorkerRefusedError) as error:
             return self._failed(error, settings)
@@ -197,8 +189,8 @@ class Runner(HeldWorker):
         """More visits of a trial that was feasible; a TrialResult when it fails this time."""
         deadline = time.monotonic() + timeout_s
         try:
-            self._place(trial.settings, deadline)
-            with self._opened(trial.settings, self._arguments(trial), deadline) as opened:
+            loaded = self._place(trial.settings, deadline)
+            with self._opened(loaded, trial.settings, self._arguments(trial), deadline) as opened:
                 return self._visits(opened, plan, deadline)
         except (WorkerDiedError, WorkerRefusedError) as error:
             outcome, reason, evidence = self._failed(error, trial.settings)
@@ -209,8 +201,8 @@ class Runner(HeldWorker):
         """A context of `trial`, open for visits of any length. Raises TrialFailedError, from inside the block too."""
         deadline = time.monotonic() + timeout_s
         with self._failing(trial):
-            self._place(trial.settings, deadline)
-            with self._opened(trial.settings, self._arguments(trial), deadline) as opened:
+            loaded = self._place(trial.settings, deadline)
+            with self._opened(loaded, trial.settings, self._arguments(trial), deadline) as opened:
                 yield OpenedTrial(self, opened)
 
     def time_load(self, trial: Trial, *, timeout_s: float) -> tuple[int, int]:
@@ -223,9 +215,9 @@ class Runner(HeldWorker):
             start_ns = time.perf_counter_ns()
             outcome, reason, evidence = self.try_tiny(trial.settings, timeout_s=timeout_s)
             ready_ns = time.perf_counter_ns() - start_ns
-        if outcome is not Outcome.OK or self._load_ns is None:
+        if outcome is not Outcome.OK:
             raise TrialFailedError(TrialResult(trial=trial, outcome=outcome, reason=reason, evidence=evidence))
-        return self._load_ns, ready_ns
+        return self._held[trial.settings.placement].load_ns, ready_ns
 
     @contextlib.contextmanager
     def _failing(self, trial: Trial) -> Iterator[None]:
@@ -246,8 +238,8 @@ class Runner(HeldWorker):
         settings = settings.replace(n_ctx=test.n_ctx)
         work = dataclasses.asdict(test)
         try:
-            self._place(settings, deadline)
-            with self._opened(settings, None, deadline) as opened:
+            loaded = self._place(settings, deadline)
+            with self._opened(loaded, settings, None, deadline) as opened:
                 context = opened["handle"]
                 yield RulerRep(is_warmup=True, **self._ask("ruler", deadline, context=context, n_reps=0, **work))
                 value = self._ask("ruler", deadline, context=context, n_reps=n_reps, **work)
@@ -263,9 +255,9 @@ class Runner(HeldWorker):
         Returns why the workload is not for the context it gets, "" where it is.
         """
         settings, workload = trial.settings, plan.workload
-        self._place(settings, deadline)
-        seen["load_ns"] = self._load_ns
-        with self._opened(settings, self._arguments(trial), deadline) as opened:
+        loaded = self._place(settings, deadline)
+        seen["load_ns"] = loaded.load_ns
+        with self._opened(loaded, settings, self._arguments(trial), deadline) as opened:
             seen["memory"] = _MEMORY.validate_python(opened["memory"])
             asked = dataclasses.asdict(settings)
             seen["effective"] = tuple(
@@ -273,7 +265,7 @@ class Runner(HeldWorker):
             )
             if opened["effective"]["n_ctx"] < workload.n_ctx_needed:
                 return self._refusal(opened, workload, deadline)
-            canary = self._ask("canary", deadline, context=opened["handle"])
+            canary = self._ask("canary", deadline, context=opened["handle"], n_prefix=workload.n_prefix_cached)
             seen["device_peak_bytes"] = self._device_peaks(canary["min_free_bytes"], seen["memory"])
             if canary["host_peak_rss_bytes"] is not None:
                 seen["host_peak_rss_bytes"] = max(0, canary["host_peak_rss_bytes"] - canary["saved_state_bytes"])
@@ -304,74 +296,26 @@ class Runner(HeldWorker):
 
     def _visits(self, opened: dict[str, Any], plan: VisitPlan, deadline: float) -> tuple[Visit, ...]:
         """A warm-up of one ubatch, kept and marked, then the visits that count."""
-        workload, context = plan.workload, opened["handle"]
-        effective = opened["effective"]
+        workload, effective = plan.workload, opened["effective"]
         n_warmup = min(workload.n_prompt_new, effective["n_ubatch"], effective["n_ctx"] - 1 - _N_WARMUP_STEPS)
         work = {"n_prefix": workload.n_prefix_cached, "n_new": workload.n_prompt_new, "n_steps": plan.n_steps}
         warmup = {"n_prefix": 0, "n_new": n_warmup, "n_steps": _N_WARMUP_STEPS}
         with self.around_visits():
-            first = self.visit_opened(context, deadline, is_warmup=True, **warmup)
-            timed = [self.visit_opened(context, deadline, is_warmup=False, **work) for _ in range(plan.n_visits)]
+            first = self.visit_opened(opened, deadline, is_warmup=True, **warmup)
+            timed = [self.visit_opened(opened, deadline, is_warmup=False, **work) for _ in range(plan.n_visits)]
         return (first, *timed)
 
-    def visit_opened(self, context: int, deadline: float, *, is_warmup: bool, **work: int) -> Visit:
+    def visit_opened(self, opened: dict[str, Any], deadline: float, *, is_warmup: bool, **work: int) -> Visit:
         """One visit in an open context, of `n_prefix` restored, `n_new` read and `n_steps` + 1 written tokens."""
-        value = self._ask("visit", deadline, context=context, **work)
-        return visit_of(value, is_warmup=is_warmup, i_load=self.n_model_loads)
-
-    # --- the worker ------------------------------------------------------------------------------------------
-
-    def _living(self) -> WorkerProcess:
-        is_new = not self.pids
-        worker = super()._living()
-        if is_new:
-            self._drained_bytes = self._free_bytes()
-        return worker
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._placement, self._loaded = None, None
-
-    def _free_bytes(self) -> dict[str, int]:
-        """Free memory of each offload device now."""
-        devices = DEVICES.validate_python(self._ask("devices", time.monotonic() + _CLOSE_S)["devices"])
-        return {device.name: device.free_bytes for device in devices if device.is_offload_target}
-
-    def _place(self, settings: Settings, deadline: float) -> None:
-        self._want(settings.environment)
-        self._respawn(deadline)
-        if self._placement == settings.placement:
-            return
-        try:
-            self.unload()
-        except WorkerDiedError:  # the fault of what was loaded, not of what comes
-            self.kill()
-            self._respawn(deadline)
-        self.n_model_loads += 1
-        value = self._ask("load", deadline, path=str(self._path), settings=dataclasses.asdict(settings))
-        self._placement, self._loaded, self._load_ns = settings.placement, value["handle"], value["load_ns"]
-
-    def unload(self) -> None:
-        """Free the placement and wait until its memory is back or stands still: drivers return it late.
-
-        What is free then is what the next load falls from: some stays taken (the driver's context, other programs).
-        """
-        if self._loaded is None or self._worker is None:
-            return
-        loaded, self._loaded, self._placement = self._loaded, None, None
-        self._ask("close", time.monotonic() + _CLOSE_S, handle=loaded)
-        free, give_up = self._free_bytes(), time.monotonic() + _DRAIN_S
-        while any(free.get(name, 0) < drained for name, drained in self._drained_bytes.items()):
-            time.sleep(_DRAIN_BEAT_S)
-            before, free = free, self._free_bytes()
-            if free == before or time.monotonic() > give_up:
-                break
-        self._drained_bytes = free
+        value = self._ask("visit", deadline, context=opened["handle"], **work)
+        return visit_of(value, is_warmup=is_warmup, i_load=opened["i_load"])
 
     @contextlib.contextmanager
-    def _opened(self, settings: Settings, arguments: dict[str, Any] | None, deadline: float) -> Any:
-        asked = {"loaded": self._loaded, "settings": dataclasses.asdict(settings), "arguments": arguments}
-        opened = self._ask("open", deadline, **asked)
+    def _opened(
+        self, loaded: Loaded, settings: Settings, arguments: dict[str, Any] | None, deadline: float
+    ) -> Iterator[dict[str, Any]]:
+        asked = {"loaded": loaded.handle, "settings": dataclasses.asdict(settings), "arguments": arguments}
+        opened = {**self._ask("open", deadline, **asked), "i_load": loaded.i_load}
         yield opened
         self._ask("close", deadline, handle=opened["handle"])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -40,13 +42,18 @@ def identify_headers(headers: Sequence[Header]) -> str:
     return digest.hexdigest()
 
 
-def sha256_of(paths: Sequence[Path]) -> str:
-    """SHA-256 of a model's files taken end to end, in shard order; reads them whole. Raises GgufError."""
+def sha256_of(paths: Sequence[Path], *, until_s: float = math.inf) -> str | None:
+    """SHA-256 of a model's files taken end to end, in shard order; reads them whole. Raises GgufError.
+
+    None where that is not done when the monotonic clock shows `until_s`.
+    """
     digest = hashlib.sha256()
     for path in paths:
         try:
             with path.open("rb") as file:
                 while content := file.read(_BLOCK_BYTES):
+                    if time.monotonic() > until_s:
+                        return None
                     digest.update(content)
         except OSError as error:
             raise unreadable(path, error) from error

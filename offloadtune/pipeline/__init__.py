@@ -26,6 +26,10 @@ sweeping     one sweep from its checks to its answer
 checking     what cannot be measured is refused first
 lacking      limits of memory that nothing keeps, and what would help where nothing runs
 measuring    one sweep under way: self-test, trials, rounds side by side
+heading      what it was begun with
+living       what the engine build needs to live
+taking       device memory that others take meanwhile, or give back
+ending       why it ends, and when
 resuming     what the same sweep measured before
 spaces       what it may try
 reaching     what stands between the engine and a card

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import offloadtune
@@ -23,10 +26,15 @@ from offloadtune.pipeline.lacking import advice, over_words
 from offloadtune.pipeline.measuring import Measuring
 from offloadtune.pipeline.rendering import apply_text, baseline_figures
 from offloadtune.recommend import explain, pareto_front
-from offloadtune.records import GgufFacts, Outcome, Target
+from offloadtune.records import GgufFacts, Outcome, Target, TrialResult
 from offloadtune.sweeps import Listener, Said, SweepReport
 from offloadtune.units import format_bytes, format_count, format_seconds
 
+_LARGE_BYTES = 1 << 30
+_HASHED_BYTES_PER_S = 2.5e9
+"""What no disk and no core exceeds: a file that would take longer even so is not begun with."""
+_HASH_UNTIL_FRAC = 1.08
+"""Of the budget: the end of a sweep is no later than a tenth beyond it, and the answer is still to be written."""
 _APPLY_SUFFIXES = {Target.LLAMA_CPP_PYTHON: "llama_cpp_python.py", Target.LLAMA_SERVER: "llama_server.sh"}
 
 
@@ -80,6 +88,8 @@ def answer_sweep(measuring: Measuring, sha256_before: str | None) -> SweepReport
         duration_s=measuring.elapsed_s(),
         front=pareto_front(measuring.space, results, rounds, answer),
         explanation=explanation,
+        ended=measuring.ended,
+        changes=tuple(measuring.changes),
     )
 
 
@@ -103,6 +113,9 @@ def _nothing(measuring: Measuring) -> OffloadTuneError:
     if measuring.is_interrupted:
         message = "Stopped before the first trial had finished; nothing was measured."
         return InterruptedSweepError(message, hint="run the same command again")
+    if measuring.is_gone and not measuring.results:
+        message = f"Nothing was measured: {measuring.changes[-1]}"
+        return NothingWorksError(message, hint="bring back what is missing and run the same command again")
     n_ctx_needed = measuring.request.workload.n_ctx_needed
     results = [r for r in measuring.results if r.trial.settings.n_ctx >= n_ctx_needed]  # the rest cannot but refuse
     enough, acts = advice(measuring.space, measuring.machine, results)
@@ -112,8 +125,9 @@ def _nothing(measuring: Measuring) -> OffloadTuneError:
     if all(result.outcome is Outcome.TIMED_OUT for result in results):
         suggestion = max(60, round(measuring.request.budget_s * 4))
         return BudgetError(
-            f"The budget of {format_seconds(measuring.request.budget_s)} ended before the first trial had finished.",
-            hint=f"allow more time: --budget {suggestion}s",
+            f"The budget of {format_seconds(measuring.request.budget_s)} ended before the first trial had finished"
+            f"{_first_steps(results)}.",
+            hint=f"allow more time: --budget {suggestion}s, or ask for less: --workload 0/512/64/1",
         )
     over = list(over_words(measuring.space, results))
     reasons = "; ".join(dict.fromkeys([*(result.reason for result in results if result.reason), *over]))
@@ -124,13 +138,23 @@ def _nothing(measuring: Measuring) -> OffloadTuneError:
     )
 
 
+def _first_steps(results: Sequence[TrialResult]) -> str:
+    """How far the trial came that came furthest."""
+    if not results:
+        return ""
+    furthest = max(results, key=lambda result: result.load_ns is not None)
+    loaded = "" if furthest.load_ns is None else f", and loading took {format_seconds(furthest.load_ns / 1e9)}"
+    return f": {furthest.reason}{loaded}"
+
+
 def _proof(measuring: Measuring, sha256_before: str | None) -> str | None:
     """SHA-256 of the file, None when skipped; says so if the file is not what it was, or proves that it is."""
     facts, name, listen = measuring.facts, measuring.facts.path.name, measuring.listen
     digest = None
     try:
         if not measuring.is_interrupted and (measuring.request.prove or not facts.stands_for):  # those are random
-            digest = sha256(facts, listen, force=measuring.request.prove)
+            prove = measuring.request.prove
+            digest = sha256(facts, listen, force=prove, until_s=math.inf if prove else _hash_until_s(measuring))
         is_same = identify(facts.shard_paths) == facts.gguf_id
     except KeyboardInterrupt:
         listen(Said(text="Hashing was skipped."))
@@ -147,8 +171,16 @@ def _proof(measuring: Measuring, sha256_before: str | None) -> str | None:
     return digest
 
 
-def sha256(facts: GgufFacts, listen: Listener, *, force: bool) -> str:
-    """SHA-256 over the file (its shards in order), remembered by path, inode, size and time."""
+def _hash_until_s(measuring: Measuring) -> float:
+    """When the hashing of a large file must be over, by the monotonic clock."""
+    return measuring.start_s + _HASH_UNTIL_FRAC * measuring.request.budget_s
+
+
+def sha256(facts: GgufFacts, listen: Listener, *, force: bool, until_s: float = math.inf) -> str | None:
+    """SHA-256 over the file (its shards in order), remembered by path, inode, size and time.
+
+    None for a large file that cannot be read until then.
+    """
     stats = [path.stat() for path in facts.shard_paths]
     key = "|".join(
         f"{path.resolve()}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
@@ -158,8 +190,16 @@ def sha256(facts: GgufFacts, listen: Listener, *, force: bool) -> str:
     known: str | None = memory.get(key)
     if known and not force:
         return known
-    if facts.file_bytes > 1 << 30:
+    skipped = "The budget ends before the whole file could be hashed: samples of it were compared. --prove hashes all."
+    is_large = facts.file_bytes > _LARGE_BYTES
+    if is_large and time.monotonic() + facts.file_bytes / _HASHED_BYTES_PER_S > until_s:
+        listen(Said(text=skipped))
+        return None
+    if is_large:
         listen(Said(text=f"Hashing {format_bytes(facts.file_bytes)} to prove the weights untouched; Ctrl-C skips it."))
-    digest: str = sha256_of(facts.shard_paths)
-    memory.put(key, digest)
+    digest = sha256_of(facts.shard_paths, until_s=until_s if is_large else math.inf)
+    if digest is None:
+        listen(Said(text=skipped))
+    else:
+        memory.put(key, digest)
     return digest

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from offloadtune.footprint import Grid, Room, backend_of, margin_of, reckon
 from offloadtune.pipeline.calibrating import Calibration, Calibrations
@@ -14,6 +16,8 @@ from offloadtune.records import Device, EngineBuild, GgufFacts, Machine, Setting
 from offloadtune.units import MIB, format_bytes
 
 _TAKEN_WORTH_SAYING_BYTES = 32 * MIB
+_DEVICE_FRAC, _RAM_FRAC = 0.9, 0.8
+"""Of what is free, that placements side by side may take: memory in pieces holds less than it says."""
 
 
 class DeviceMemory:
@@ -48,9 +52,40 @@ class DeviceMemory:
             for name, n_bytes, runtime in zip(room.names, used, room.runtime_bytes, strict=True)
         )
 
+    def go_on_with(self, machine: Machine) -> None:
+        """The same machine with other memory free."""
+        self._machine = machine
+
     def learn(self, result: TrialResult) -> None:
         """Keep what the trial took beyond the engine's own breakdown."""
         self._calibrations.learn_trial(self._machine.offload_devices, result, self._sweep)
+
+
+def abreast(results: Sequence[TrialResult], machine: Machine) -> frozenset[tuple[Any, ...]]:
+    """The placements of `results` where all of them may be loaded at once, one of them with a context; else none.
+
+    Of each placement the weights count, of the rest the most that any trial took. Main memory that the file is mapped
+    into is counted as often as it is mapped, which is too much.
+    """
+    if len({result.trial.settings.op_offload_min_batch for result in results}) > 1:  # each needs a worker of its own
+        return frozenset()
+    rooms = {device.name: _DEVICE_FRAC * device.free_bytes for device in machine.offload_devices}
+    rooms[""] = _RAM_FRAC * machine.host.ram.available_bytes
+    weights: dict[tuple[Any, ...], dict[str, int]] = {}
+    beside = dict.fromkeys(rooms, 0)
+    for result in results:
+        if not result.memory:
+            return frozenset()
+        ours = dict.fromkeys(rooms, 0)
+        peaks = {**dict(result.device_peak_bytes), "": 0}
+        for row in result.memory:
+            name = row.device if row.device in rooms and not row.is_host else ""
+            ours[name] += row.weights_bytes
+            peaks[""] += 0 if name else row.total_bytes
+        weights[result.trial.settings.placement] = ours
+        beside = {name: max(n_bytes, peaks.get(name, 0) - ours[name]) for name, n_bytes in beside.items()}
+    needed = {name: beside[name] + sum(ours[name] for ours in weights.values()) for name in rooms}
+    return frozenset(weights) if all(needed[name] <= room for name, room in rooms.items()) else frozenset()
 
 
 def runtime_bytes(machine: Machine, engine: EngineBuild) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from offloadtune.records import Outcome, Settings, Trial, TrialResult, Visit
 _ASIDE = re.compile(r"\.\d{8}T\d{6}\.jsonl\Z")
 _OF_THE_MOMENT = {Outcome.OUT_OF_MEMORY_HOST, Outcome.TIMED_OUT, Outcome.CANCELLED}
 """What ended a later visit but does not speak against settings that ran before: the rounds to come tell."""
+_SAME_FREE_BYTES = 64 << 20
 
 Rounds = tuple[dict[Settings, tuple[Visit, ...]], ...]
 
@@ -92,13 +93,35 @@ def _stored(path: Path, written_at: datetime, owner: store.Owner | None) -> Stor
     return StoredSweep(path=path, written_at=written_at, content=content, is_under_way=is_its and not content.is_ended)
 
 
-def last_results(content: store.JournalContent) -> tuple[TrialResult, ...]:
+def holds(result: TrialResult, free_then: Mapping[str, int], free_now: Mapping[str, int]) -> bool:
+    """Whether what was measured with other device memory free still says what would happen now.
+
+    A device out of memory stays so unless more of it is free now; what took more than is free now is asked again.
+    """
+    ran_out = result.outcome is Outcome.OUT_OF_MEMORY_DEVICE
+    if ran_out or (result.outcome is Outcome.CRASHED and result.trial.settings.offloads):
+        return all(free_now.get(name, 0) <= n_bytes + _SAME_FREE_BYTES for name, n_bytes in free_then.items())
+    return all(peak <= free_now.get(name, 0) + _SAME_FREE_BYTES for name, peak in result.device_peak_bytes)
+
+
+def last_results(content: store.JournalContent, free_now: Mapping[str, int] | None = None) -> tuple[TrialResult, ...]:
     """The last word on each settings: a finalist that failed later counts as failed.
+
+    Where `free_now` says what is free of each device, only what still holds with that. See `last_words`.
+    """
+    if free_now is None:
+        return last_words(content.results)
+    told = [(result, content.free_bytes_at(i)) for i, result in enumerate(content.results)]
+    return last_words(result for result, free_then in told if holds(result, free_then, free_now))
+
+
+def last_words(results: Iterable[TrialResult]) -> tuple[TrialResult, ...]:
+    """The last of the results of each settings, in the order in which settings were first tried.
 
     What ran to its end still stands when something of the moment ended a later visit.
     """
     last: dict[Settings, TrialResult] = {}
-    for result in content.results:
+    for result in results:
         before = last.get(result.trial.settings)
         if before is None or before.outcome is not Outcome.OK or result.outcome not in _OF_THE_MOMENT:
             last[result.trial.settings] = result
@@ -141,7 +164,10 @@ def as_reported(space: search.Space, content: store.JournalContent) -> tuple[tup
 def _reported(content: store.JournalContent, n_results: int) -> dict[Settings, TrialResult]:
     """What counted for each settings after the first `n_results`; being stopped by the user is no result of theirs."""
     found: dict[Settings, TrialResult] = {}
+    free_now = content.header_now.free_bytes
     for i, result in enumerate(content.results[:n_results]):
+        if content.changes and not holds(result, content.free_bytes_at(i), free_now):
+            continue
         before = found.get(result.trial.settings)
         if before is None or before.outcome is not Outcome.OK or not _is_survived(content, i):
             found[result.trial.settings] = result

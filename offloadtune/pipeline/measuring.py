@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
+import math
 import random
 import statistics
 import time
@@ -12,24 +12,27 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import offloadtune
 from offloadtune import search, store
-from offloadtune.engine import Runner, VisitPlan, is_gone, self_test
+from offloadtune.conditions import Conditions
+from offloadtune.engine import Runner, VisitPlan, is_gone
 from offloadtune.errors import StoreError
 from offloadtune.pipeline.checking import check_memory
-from offloadtune.pipeline.devices import DeviceMemory
+from offloadtune.pipeline.devices import DeviceMemory, abreast
+from offloadtune.pipeline.ending import least_left_s, left_of_rounds, why_ended
 from offloadtune.pipeline.foresight import Foresight
+from offloadtune.pipeline.heading import header_of, with_fit_rule
 from offloadtune.pipeline.interrupts import deaf
-from offloadtune.pipeline.journals import side_by_side
+from offloadtune.pipeline.journals import holds, last_words, side_by_side
 from offloadtune.pipeline.lacking import idle_limits
+from offloadtune.pipeline.living import Living
 from offloadtune.pipeline.probing import standing_now
-from offloadtune.pipeline.rebuilding import rebuild_words
 from offloadtune.pipeline.resuming import earlier_header, open_journal
 from offloadtune.pipeline.rooms import check_split
-from offloadtune.pipeline.spaces import SelfTestMemory, space_of, wanted_n_ctx
+from offloadtune.pipeline.spaces import space_of, with_free
 from offloadtune.pipeline.speed_memory import SpeedMemory
+from offloadtune.pipeline.taking import Found, FreeMemory
 from offloadtune.pipeline.undisturbed import Undisturbed
-from offloadtune.probe import probe_host
+from offloadtune.probe import local_servers, probe_host, read_conditions
 from offloadtune.recommend import N_ROUNDS_LEAST, are_used_up, is_decided, recommend
 from offloadtune.records import (
     GgufFacts,
@@ -62,10 +65,14 @@ class Measuring:
         self.engine, devices = runner.describe()
         self.machine = Machine(host=probe_host(), devices=devices)
         self.undisturbed = Undisturbed(runner, self.machine, self.engine, request.endpoints, listen)
-        self.is_gone = False
-        header = self._with_fit_layers(self._header())
-        self.self_tests = SelfTestMemory(facts, self.machine, self.engine)
-        self.tested = {offloads for offloads in (False, True) if self.self_tests.get(offloads=offloads) is not None}
+        self.free_memory = FreeMemory(runner, self.machine, request.budget_s, listen, self._conditions)
+        self.ended, self.changes = "", list[str]()
+        self.is_gone = self.is_plan_done = False
+        self.may_be_abreast, self.abreast = True, frozenset[tuple[Any, ...]]()
+        header = header_of(request, facts, self.machine, self.engine, self.started_at)
+        earlier = None if request.is_fresh else earlier_header(header)
+        header = self.header = header.with_rule_of(earlier) if earlier else self._fit_rule(header)
+        self.living = Living(facts, self.machine, self.engine, runner, listen)
         self.space = space_of(facts, header)
         check_memory(request.fixed, facts, self.machine, n_ctx=self.space.n_ctx)
         check_split(request.fixed.get("tensor_split"), len(self.machine.offload_devices))
@@ -82,6 +89,7 @@ class Measuring:
         if opened.kept != self.space.kept:
             self.journal.append_kept(self.space.kept)
         self.results, self.rounds = list(opened.results), list(opened.rounds)
+        self.told = [(result, header.free_bytes) for result in opened.results]
         self.all_rounds = list(opened.rounds)  # those that do not count may again, once who was not in them is out
         self.n_resumed = len(self.results)
         self.measured_at = opened.began_at
@@ -93,13 +101,15 @@ class Measuring:
         """
         try:
             self._screen()
-            self._compare()
+            while not self._compare():  # what is free changed: there may be something else to try
+                self._screen()
         except KeyboardInterrupt:
             with deaf():
                 self._stop()
         except StoreError as error:
             if self.best() is None:
                 raise
+            self.ended = "the journal cannot be written"
             self.listen(Said(text=f"Warning: {error} The sweep ends here, with what is known."))
 
     def _stop(self) -> None:
@@ -111,8 +121,10 @@ class Measuring:
 
     def _screen(self) -> None:
         while trial := search.next_trial(self.foresight.beside(self.space), self.results):
-            if self._remaining_s() <= 0 or self._must_compare_now():
+            if self.is_gone or self._remaining_s() <= 0 or self._must_compare_now():
                 return
+            if self._has_changed(trial):
+                continue
             trial = self._after_self_test(trial)
             self.listen(
                 TrialStarted(
@@ -120,6 +132,7 @@ class Measuring:
                     n_done=len(self.results),
                     elapsed_s=self.elapsed_s(),
                     remaining_s=self._remaining_s(),
+                    least_s=least_left_s(self.results, self._comparison_s(), self._remaining_s()),
                 )
             )
             self.running = trial
@@ -130,57 +143,149 @@ class Measuring:
             result = self.undisturbed.run(trial, self.plan, timeout_s=self._trial_s())
             self.running = None
             result = dataclasses.replace(result, device_predicted_bytes=predicted, expected=expected)
+            if self._is_excused(result):
+                continue
             self.device_memory.learn(result)
             self._keep(result)
             self.foresight.learn(result)
             self._heed_interrupt()
             if self._tell_if_gone(result):
                 return
+        self.is_plan_done = True
 
-    def _compare(self) -> None:
-        """Rounds over the finalists until a look decides what is to be said, or the looks or the budget end."""
-        finalists = self._finalists()
-        round_s = self._round_s(finalists)
+    def _compare(self) -> bool:
+        """Rounds over the finalists until a look decides what is to be said, or the looks or the budget end.
+
+        False where the memory that is free changed meanwhile, so that the plan is to be asked anew.
+        """
+        finalists, free_bytes = self._finalists(), self.header.free_bytes
+        round_s = self._keep_abreast(finalists)
         while len(finalists) > 1 and self._wants_rounds() and self._remaining_s() > round_s:
-            start_s = time.monotonic()
+            start_s, n_loads = time.monotonic(), self.runner.n_model_loads
             order = shuffled(finalists, seed=len(self.rounds))
             one = self._round(order)
+            if self.header.free_bytes != free_bytes and not self.is_gone:
+                self.runner.keep_abreast(())
+                return False
             if one is None and self.is_gone:
-                return
+                break
             if one is None:
                 finalists = self._finalists()
+                round_s = self._keep_abreast(finalists)
                 continue
             self.rounds.append(one)
             self.all_rounds.append(one)
             self.journal.append_round([(trial.trial_id, one[trial.settings]) for trial in order])
-            round_s = time.monotonic() - start_s
+            loaded = self.runner.n_model_loads > n_loads
+            round_s = self._round_s(finalists) if loaded and self.abreast else time.monotonic() - start_s
+            least_s, most_s = left_of_rounds(len(self.rounds), round_s, self._remaining_s())
             self.listen(
                 RoundFinished(
                     n_rounds=len(self.rounds),
                     n_finalists=len(finalists),
-                    remaining_s=self._remaining_s(),
+                    remaining_s=most_s,
+                    least_s=least_s,
                     best=self.best(),
                 )
             )
+        self.runner.keep_abreast(())
+        self.ended = why_ended(
+            len(self.rounds),
+            is_gone=self.is_gone,
+            is_decided=is_decided(self.space, self.results, self.rounds),
+            is_plan_done=self.is_plan_done and len(finalists) < 2,
+            left_frac=self._remaining_s() / self.request.budget_s,
+        )
+        return True
 
     def _wants_rounds(self) -> bool:
-        return not are_used_up(len(self.rounds)) and not is_decided(self.space, self.results, self.rounds)
+        is_over = self.is_gone or are_used_up(len(self.rounds))
+        return not is_over and not is_decided(self.space, self.results, self.rounds)
 
     def _round(self, order: Sequence[Trial]) -> dict[Settings, tuple[Visit, ...]] | None:
         """Visits of every finalist once; None when one failed, which from now on counts as its result."""
         one = {}
         for trial in order:
+            if not self.abreast & self.runner.loaded and self._has_changed(trial):
+                return None
             visits = self.undisturbed.revisit(trial, self.plan, timeout_s=max(0.0, self._remaining_s()))
             if isinstance(visits, TrialResult):
-                if self._tell_if_gone(visits):
+                if self._had_no_room_abreast(visits) or self._is_excused(visits) or self._tell_if_gone(visits):
                     return None
                 if visits.outcome is not Outcome.TIMED_OUT or self._remaining_s() > 0:
                     self.results = [r for r in self.results if r.trial.settings != trial.settings]
                     self._keep(visits)
                 return None
+            if self.undisturbed.overslept:
+                self.listen(Said(text=f"A round was thrown away: {self.undisturbed.overslept}"))
+                return None
             one[trial.settings] = visits
             self._heed_interrupt()
         return one
+
+    def _keep_abreast(self, finalists: Sequence[Trial]) -> float:
+        """Let placements stay loaded from round to round where there is no time for their loads; seconds of a round.
+
+        Loads of the same file differ, which only rounds with loads of their own show: better are those.
+        """
+        self.abreast = frozenset()
+        round_s = self._round_s(finalists)
+        if self.may_be_abreast and left_of_rounds(len(self.rounds), round_s, math.inf)[0] > self._remaining_s():
+            compared = {trial.settings for trial in finalists}
+            self.abreast = abreast([r for r in self.results if r.trial.settings in compared], self.machine)
+        self.runner.keep_abreast(self.abreast)
+        return self._round_s(finalists) if self.abreast else round_s
+
+    def _had_no_room_abreast(self, result: TrialResult) -> bool:
+        """Whether it may have run out of memory because others stayed loaded; from here on they do not."""
+        if len(self.abreast) < 2 or not search.ran_out(result, None):
+            return False
+        self.may_be_abreast = False
+        self.listen(Said(text="The finalists have no room beside each other: from here on one is loaded at a time."))
+        return True
+
+    # --- a machine that changes ----------------------------------------------------------------------------------
+
+    def _has_changed(self, trial: Trial) -> bool:
+        """Whether the device memory for `trial` is not what the plan went by; from then on it is."""
+        found = self.free_memory.look(trial.settings, left_s=max(0.0, self._remaining_s()))
+        if found:
+            self._go_on_with(found)
+        return found is not None and not found.is_back
+
+    def _is_excused(self, result: TrialResult) -> bool:
+        """Whether how a trial ended says nothing of its settings: the machine slept, or others took its memory."""
+        why, settings = self.undisturbed.overslept, result.trial.settings
+        if not why and result.outcome is not Outcome.OUT_OF_MEMORY_HOST and search.ran_out(result, None):
+            promised, left_s = self.free_memory.free_bytes, max(0.0, self._remaining_s())
+            if found := self.free_memory.look(settings, left_s=left_s, has_failed=True):
+                self._go_on_with(found)
+                predicted = self.device_memory.predicted(settings)
+                why = found.words if all(n <= promised.get(name, 0) for name, n in predicted) else ""
+        if why:
+            self.journal.append_excused(result, why)
+        if why and not self.is_gone:
+            ended = result.outcome.value.replace("_", " ")
+            self.listen(Said(text=f"{result.trial.why}: {ended}, which is not held against it. {why}"))
+        return bool(why)
+
+    def _go_on_with(self, found: Found) -> None:
+        """Keep what changed, and plan with the memory that there is; results that it contradicts do not count now."""
+        self.changes.append(found.words)
+        self.is_gone = bool(found.gone)
+        if self.is_gone:
+            self.listen(Said(text=f"The sweep ends here: {found.words} What was measured before stands."))
+        if found.is_back or found.gone:
+            return
+        self.machine = self.machine.with_free(found.free_bytes)
+        self.header = self._fit_rule(
+            dataclasses.replace(self.header, machine=self.machine, n_fit_layers=None, no_fit="")
+        )
+        self.journal.append_change(self.header.as_change(found.words))
+        self.space = with_free(self.space, self.header)
+        self.device_memory.go_on_with(self.machine)
+        now = self.header.free_bytes
+        self.results = list(last_words(result for result, then in self.told if holds(result, then, now)))
 
     def _heed_interrupt(self) -> None:
         """Stop here where the user did while something was measured again; that must not lose what came before."""
@@ -195,7 +300,7 @@ class Measuring:
 
     def _tell_if_gone(self, result: TrialResult) -> bool:
         """Whether a device stayed away for good; then what was measured before stands, and no more is."""
-        self.is_gone = is_gone(result.evidence)
+        self.is_gone = is_gone(result.evidence) and result.outcome is not Outcome.TIMED_OUT
         if self.is_gone:
             self.listen(Said(text=f"The sweep ends here: {result.reason}. What was measured before stands."))
         return self.is_gone
@@ -219,32 +324,28 @@ class Measuring:
         rounds_s = N_ROUNDS_LEAST * self._round_s(search.finalists(self.space, self.results))
         return self._remaining_s() - next_s < rounds_s
 
+    def _comparison_s(self) -> float:
+        """About what a round of today's finalists will take, nothing where there are no two."""
+        finalists = search.finalists(self.space, self.results)
+        return self._round_s(finalists) if len(finalists) > 1 else 0.0
+
     def _round_s(self, finalists: Sequence[Trial]) -> float:
         """About what a round will take: a load and the counted visits of each, and as much again for what is around."""
         by_settings = {result.trial.settings: result for result in self.results}
         results = [by_settings[trial.settings] for trial in finalists]
         loads = {result.trial.settings.placement: result.load_ns or 0 for result in results}
-        loads_s = sum(loads.values()) / 1e9 if len(loads) > 1 else 0.0
+        if self.abreast:
+            loads = {key: ns for key, ns in loads.items() if key not in self.runner.loaded}
+        loads_s = sum(loads.values()) / 1e9 if len(loads) > 1 or self.abreast else 0.0
         visits = [visit for result in results for visit in search.measured(result.visits)]
         return loads_s + _ROUND_MARGIN * sum(visit.ttft_s + sum(visit.step_ns) / 1e9 for visit in visits)
 
     def _after_self_test(self, trial: Trial) -> Trial:
         """`trial`, or what it becomes once the self-test has found what this engine build needs to live."""
-        offloads = trial.settings.offloads
-        if offloads in self.tested:
+        knobs = self.living.knobs_found(trial.settings, timeout_s=self._trial_s())
+        if not knobs:
             return trial
-        found = self_test(self.runner, trial.settings, timeout_s=self._trial_s())
-        if found.sentence:
-            self.listen(Said(text=f"{found.sentence}{rebuild_words(found, self.machine)}"))
-        if not found.is_conclusive:
-            return trial
-        self.tested.add(offloads)
-        if found.knobs is None:  # nothing helps; each trial will show for itself whether it lives
-            return trial
-        self.self_tests.put(found.knobs, offloads=offloads)
-        if not found.knobs:
-            return trial
-        self.space = dataclasses.replace(self.space, kept={**self.space.kept, **found.knobs})
+        self.space = dataclasses.replace(self.space, kept={**self.space.kept, **knobs})
         self.journal.append_kept(self.space.kept)
         return search.next_trial(self.foresight.beside(self.space), self.results) or trial
 
@@ -255,6 +356,7 @@ class Measuring:
 
     def _keep(self, result: TrialResult) -> None:
         self.results.append(result)
+        self.told.append((result, self.header.free_bytes))
         self.journal.append_trial(result)
         self.listen(TrialFinished(result=result, best=self.best()))
 
@@ -265,51 +367,11 @@ class Measuring:
     def elapsed_s(self) -> float:
         return time.monotonic() - self.start_s
 
-    def _header(self) -> store.SweepHeader:
-        return store.SweepHeader(
-            offloadtune_version=offloadtune.__version__,
-            machine_id=self.machine.machine_id,
-            machine=self.machine,
-            engine=self.engine,
-            gguf_id=self.facts.gguf_id,
-            gguf_path=self.facts.path.absolute(),
-            file_bytes=self.facts.file_bytes,
-            workload=self.request.workload,
-            goal=self.request.goal,
-            target=self.request.target,
-            n_ctx=wanted_n_ctx(self.request, self.facts),
-            fixed=self.request.fixed,
-            allow_kv_quant=self.request.allow_kv_quant,
-            limit_bytes=self.request.vram_limit_bytes,
-            limits=self.request.limits,
-            endpoints=self.request.endpoints,
-            n_os_cpus=os.cpu_count(),
-            ruler=store.RULER,
-            n_layer=self.facts.n_layer,
-            stands_for=self.facts.stands_for,
-            started_at=self.started_at.isoformat(timespec="seconds"),
-        )
+    def _conditions(self) -> Conditions:
+        return read_conditions((*self.runner.pids, *local_servers(self.request.endpoints)))
 
-    def _with_fit_layers(self, header: store.SweepHeader) -> store.SweepHeader:
-        """`header` with what llama.cpp's --fit rule says of the memory free now, or said when this sweep began.
-
-        The rule may answer what no trial of ours can be given: parts of layers, or a split over several devices.
-        """
-        earlier = None if self.request.is_fresh else earlier_header(header)
-        if earlier:
-            return dataclasses.replace(header, n_fit_layers=earlier.n_fit_layers, no_fit=earlier.no_fit)
-        space, devices = space_of(self.facts, header), self.machine.offload_devices
-        if not devices or "n_gpu_layers" in space.fixed:
-            return header
-        spared_bytes = sum(device.free_bytes for device in devices) - space.device_bytes
-        if len(devices) > 1 and spared_bytes:
-            return dataclasses.replace(header, no_fit="it knows no limit over several devices")
-        n_fit_layers, is_whole = self.runner.fit_layers(
-            search.settings_to_fit(space), search.FIT_MARGIN_BYTES + spared_bytes, timeout_s=self._remaining_s()
-        )
-        if n_fit_layers is not None and not is_whole:
-            return dataclasses.replace(header, no_fit="it would leave parts of layers on the host, or split them anew")
-        return dataclasses.replace(header, n_fit_layers=n_fit_layers)
+    def _fit_rule(self, header: store.SweepHeader) -> store.SweepHeader:
+        return with_fit_rule(header, self.facts, self.runner, timeout_s=max(0.0, self._remaining_s()))
 
     def _remaining_s(self) -> float:
         return self.request.budget_s - self.elapsed_s()

@@ -103,7 +103,7 @@ def _asked_the_same(one: Recalled, other: Recalled) -> bool:
 
 def _answer(question: Question, facts: GgufFacts, stored: StoredSweep) -> Recalled | None:
     """What the sweep says to the question, None where nothing ran to its end."""
-    its_own = space_of(facts, stored.header, stored.content.kept)
+    its_own = space_of(facts, stored.content.header_now, stored.content.kept)
     results, compared = as_reported(its_own, stored.content)
     rounds: tuple[Round, ...] = compared
     space = asked_space(its_own, question)
@@ -143,6 +143,7 @@ def _notes(stored: StoredSweep, space: search.Space) -> Iterator[str]:
     options = " ".join(limit_options(header))
     if options:
         yield f"Measured with {options}."
+    yield from (change.words for change in stored.content.changes if change.words)
     if stored.is_under_way:
         yield "That sweep is being measured now: its answer may still change."
     elif not stored.content.is_ended:

@@ -14,9 +14,8 @@ from offloadtune.records import Outcome, Settings, TrialResult, Visit
 from offloadtune.sweeps import Listener, Said
 from offloadtune.units import format_count
 
-_LASTING = {Outcome.OK, Outcome.UNSUPPORTED}
-"""What will not end otherwise another time; the rest may have had a passing cause and is tried again."""
-_SAME_FREE_BYTES = 64 << 20
+_LASTING = {Outcome.OK, Outcome.UNSUPPORTED, Outcome.OUT_OF_MEMORY_DEVICE}
+"""What will not end otherwise while no more is free; the rest may have had a passing cause and is tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +58,8 @@ def open_journal(header: store.SweepHeader, *, is_fresh: bool, listen: Listener)
         listen(Said(text=f"Going on from {kept} of the same sweep, begun {since}; --fresh measures anew."))
     began_at = content.header.started_at
     journal = store.Journal(path, None)
+    if content.changes:  # whatever others held then, from here on counts what is free now
+        journal.append_change(header.as_change(""))
     return Opened(journal=journal, began_at=began_at, results=results, rounds=rounds, kept=content.kept)
 
 
@@ -67,24 +68,8 @@ def _path(header: store.SweepHeader) -> Path:
 
 
 def _lasting(content: store.JournalContent, now: store.SweepHeader) -> tuple[TrialResult, ...]:
-    """The last word on each settings, without what another time may end otherwise.
-
-    A device out of memory stays so unless more of it is free now; what took more than is free now is asked again.
-    """
-    free_then, free_now = _free_bytes(content.header), _free_bytes(now)
-    lasting = set(_LASTING)
-    if free_now <= free_then + _SAME_FREE_BYTES:
-        lasting.add(Outcome.OUT_OF_MEMORY_DEVICE)
-    return tuple(
-        result
-        for result in last_results(content)
-        if result.outcome in lasting
-        and sum(peak for _, peak in result.device_peak_bytes) <= free_now + _SAME_FREE_BYTES
-    )
-
-
-def _free_bytes(header: store.SweepHeader) -> int:
-    return sum(device.free_bytes for device in header.machine.offload_devices)
+    """The last word on each settings that holds with the memory free now, without what may end otherwise."""
+    return tuple(result for result in last_results(content, now.free_bytes) if result.outcome in _LASTING)
 
 
 def _put_aside(path: Path) -> None:

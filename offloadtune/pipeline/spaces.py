@@ -62,8 +62,7 @@ def asked_space(space: search.Space, question: Question) -> search.Space:
     )
     if limit_bytes is None:
         return asked
-    free = tuple(min(one, limit_bytes) for one in space.device_free_bytes)
-    return dataclasses.replace(asked, device_bytes=min(space.device_bytes, limit_bytes), device_free_bytes=free)
+    return dataclasses.replace(asked, device_bytes=min(space.device_bytes, limit_bytes))
 
 
 def begin_settings(request: SweepRequest, facts: GgufFacts) -> Settings:
@@ -71,6 +70,18 @@ def begin_settings(request: SweepRequest, facts: GgufFacts) -> Settings:
     base = search.settings_of_target(request.target).replace(n_ctx=wanted_n_ctx(request, facts))
     settings = search.sane(base.replace(**request.fixed))
     return settings if settings.n_gpu_layers >= 0 else settings.replace(n_gpu_layers=facts.n_layer + 1)
+
+
+def with_free(space: search.Space, header: store.SweepHeader) -> search.Space:
+    """`space` with the device memory and the answer of the --fit rule that `header` has."""
+    free = sum(header.free_bytes.values())
+    return dataclasses.replace(
+        space,
+        device_bytes=free if space.limit_bytes is None else min(free, space.limit_bytes),
+        device_free_bytes=tuple(header.free_bytes[device.name] for device in header.machine.offload_devices),
+        n_fit_layers=header.n_fit_layers,
+        no_fit=header.no_fit,
+    )
 
 
 def wanted_n_ctx(request: SweepRequest, facts: GgufFacts) -> int:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from offloadtune.engine import Runner, VisitPlan
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.warming import Warmth
-from offloadtune.pipeline.watching import Watch, cards_of
-from offloadtune.probe import local_servers
+from offloadtune.pipeline.watching import Watch, asleep, cards_of
+from offloadtune.probe import local_servers, slept_s
 from offloadtune.records import EngineBuild, Machine, Outcome, Trial, TrialResult, Visit
 from offloadtune.sweeps import Listener, Said
 
@@ -22,6 +22,8 @@ class Undisturbed:
     """A runner's `run` and `revisit`, watched. Disturbed visits are marked, kept, and followed by others.
 
     `is_interrupted`: the user stopped while something was measured again; what was measured first was returned.
+    `overslept` is the sentence on a sleep of the machine that took all of what `run` or `revisit` returned last, or
+    ended it: that says nothing of the settings. "" where there was none.
     """
 
     def __init__(
@@ -33,10 +35,24 @@ class Undisturbed:
         self._disturbed_by: tuple[str, ...] = ()
         self._n_repeats = 0
         self.is_interrupted = False
+        self.overslept = ""
         runner.around_visits = self._watched
 
     def run(self, trial: Trial, plan: VisitPlan, *, timeout_s: float) -> TrialResult:
         """As `Runner.run`."""
+        before_s = slept_s()
+        result = self._run(trial, plan, timeout_s)
+        self._note_sleep(before_s, result.visits)
+        return result
+
+    def revisit(self, trial: Trial, plan: VisitPlan, *, timeout_s: float) -> tuple[Visit, ...] | TrialResult:
+        """As `Runner.revisit`."""
+        before_s = slept_s()
+        visits = self._revisit(trial, plan, timeout_s)
+        self._note_sleep(before_s, () if isinstance(visits, TrialResult) else visits)
+        return visits
+
+    def _run(self, trial: Trial, plan: VisitPlan, timeout_s: float) -> TrialResult:
         deadline, self._cards = time.monotonic() + timeout_s, cards_of(self._machine, trial.settings)
         result = self._runner.run(trial, plan, timeout_s=timeout_s)
         if result.outcome is not Outcome.OK:
@@ -52,14 +68,17 @@ class Undisturbed:
             again = self._again(trial, plan, deadline) if self._is_worth_repeating(first) else ()
         return dataclasses.replace(result, visits=(*first, *again))
 
-    def revisit(self, trial: Trial, plan: VisitPlan, *, timeout_s: float) -> tuple[Visit, ...] | TrialResult:
-        """As `Runner.revisit`."""
+    def _revisit(self, trial: Trial, plan: VisitPlan, timeout_s: float) -> tuple[Visit, ...] | TrialResult:
         deadline, self._cards = time.monotonic() + timeout_s, cards_of(self._machine, trial.settings)
         visits = self._runner.revisit(trial, plan, timeout_s=timeout_s)
         if isinstance(visits, TrialResult):
             return visits
         visits = self._marked(visits)
         return (*visits, *self._again(trial, plan, deadline)) if self._is_worth_repeating(visits) else visits
+
+    def _note_sleep(self, before_s: float | None, visits: Sequence[Visit]) -> None:
+        found = () if any(visit.counts for visit in visits) else asleep(before_s, slept_s())
+        self.overslept = found[0].words if found else ""
 
     def _again(self, trial: Trial, plan: VisitPlan, deadline: float) -> tuple[Visit, ...]:
         """Further visits where there is time for them; () where they cannot be had: what there is must not be lost."""

@@ -7,11 +7,16 @@ from collections.abc import Callable, Collection, Sequence
 
 from offloadtune.conditions import Conditions, Disturbance, DisturbanceKind
 from offloadtune.interference import disturbances, is_too_busy, on_cards
+from offloadtune.probe import slept_s
 from offloadtune.probe.conditions import read_conditions
 from offloadtune.records import Machine, Settings
+from offloadtune.units import format_seconds
 
 LEAST_S = 0.3
 """The counters tick 100 times a second: of a shorter window they cannot tell another program from their own error."""
+
+_SLEPT_LEAST_S = 0.5
+"""Two clocks are not read at the same moment; nobody suspends a machine for less."""
 
 _LONG_S = 1.0  # a shorter burst of others is over before the repeat
 
@@ -34,8 +39,10 @@ class Watch:
         read: Reader = read_conditions,
         *,
         cards: Callable[[], Collection[str]] | None = None,
+        sleep: Callable[[], float | None] = slept_s,
     ) -> None:
-        self._pids, self._read, self._cards = pids, read, cards
+        self._pids, self._read, self._cards, self._sleep = pids, read, cards, sleep
+        self._slept_s: float | None = None
         self._first: Conditions | None = None
         self._before: deque[Conditions] = deque()
         """Beginnings of the stretches that lie close together, the one under way last."""
@@ -51,6 +58,7 @@ class Watch:
     def begin(self) -> None:
         """A stretch of work begins now; one that was never ended is forgotten."""
         self._ended_at_s, ended_at_s = None, self._ended_at_s
+        self._slept_s = self._sleep()
         now = self._now()
         if now is None or ended_at_s is None or now.at_s - ended_at_s >= LEAST_S:
             self._before.clear()
@@ -68,7 +76,7 @@ class Watch:
             self._before.popleft()
         self._ended_at_s = after.at_s
         before = self._before[0]
-        found = disturbances(before, after, since=self._first)
+        found = (*asleep(self._slept_s, self._sleep()), *disturbances(before, after, since=self._first))
         fresh = tuple(one for one in found if one.is_passing or one.kind not in self._told)
         self._told |= {one.kind for one in found if not one.is_passing}
         is_disturbed = any(one.is_passing for one in found)
@@ -102,6 +110,14 @@ class Watch:
             return on_cards(now, self._cards()) if is_end and self._cards else now
         except Exception:  # noqa: BLE001
             return None
+
+
+def asleep(before_s: float | None, after_s: float | None) -> tuple[Disturbance, ...]:
+    """Whether the machine was suspended between two readings of `slept_s`."""
+    if before_s is None or after_s is None or after_s - before_s < _SLEPT_LEAST_S:
+        return ()
+    words = f"The machine slept for {format_seconds(after_s - before_s)}."
+    return (Disturbance(kind=DisturbanceKind.SLEEP, words=words, is_passing=True),)
 
 
 def cards_of(machine: Machine, settings: Settings) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ gpu_hardware.py  every GPU, by  nvidia.py nvml.py  amd.py drm.py  apple.py  wind
 links.py      Links: the cards' links, asked again while data moves
 disk.py       what a file lies on and how fast it is read
 conditions.py read_conditions: what goes on now   load.py  power.py  cards.py   its parts
+sleeping.py   how long it was suspended
 recording.py  this machine written down, so that Door replays it
 """
 
@@ -22,6 +23,7 @@ from offloadtune.probe.hardware import read_hardware
 from offloadtune.probe.host import THIS_MACHINE, Door
 from offloadtune.probe.instructions import engine_instruction_sets
 from offloadtune.probe.inventory import probe_host
+from offloadtune.probe.sleeping import slept_s
 
 __all__ = [
     "THIS_MACHINE",
@@ -31,4 +33,5 @@ __all__ = [
     "probe_host",
     "read_conditions",
     "read_hardware",
+    "slept_s",
 ]

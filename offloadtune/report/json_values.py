@@ -65,6 +65,8 @@ def sweep_json(report: SweepReport) -> dict[str, Any]:
         "journal_path": str(report.journal_path),
         "interrupted": report.is_interrupted,
         "duration_s": round(report.duration_s, 3),
+        "ended": report.ended,
+        "changes": list(report.changes),
     }
 
 

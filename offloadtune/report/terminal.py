@@ -89,6 +89,7 @@ def sweep_view(report: SweepReport) -> RenderableType:
     return Group(
         *standin_lines(report.facts.stands_for, report.facts.n_layer),
         *answer_lines(report.recommendation, report.baselines, report.n_steps, report.skipped),
+        *(Text(f"- While it was measured: {printable(words)}") for words in report.changes),
         *_expected_lines(report),
         *_memory_lines(report),
         *front_lines(report.front),
@@ -193,7 +194,8 @@ def _outcome_words(report: SweepReport) -> str:
     words = [format_count(outcomes[Outcome.OK], "trial") + " ok", f"{failed} failed"]
     words += [format_count(report.n_rounds, "round") + " side by side", format_count(report.n_model_loads, "load")]
     stopped = "stopped by you after" if report.is_interrupted else "in"
-    return f"{', '.join(words)}, {stopped} {format_seconds(report.duration_s)}"
+    why = f": {report.ended}" if report.ended and not report.is_interrupted else ""
+    return f"{', '.join(words)}, {stopped} {format_seconds(report.duration_s)}{why}"
 
 
 def _turn_words(n_more: int, n_timed: int) -> str:

@@ -11,10 +11,11 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from offloadtune.conditions import MemoryChange
 from offloadtune.errors import StoreError
 from offloadtune.records import (
     NO_LIMITS,
@@ -80,6 +81,25 @@ class SweepHeader:
         return tuple(gpu.driver for gpu in self.machine.host.nvml_gpus or ())
 
     @property
+    def free_bytes(self) -> dict[str, int]:
+        """Free memory of each offload device."""
+        return {device.name: device.free_bytes for device in self.machine.offload_devices}
+
+    def with_rule_of(self, earlier: SweepHeader) -> SweepHeader:
+        """The same with what llama.cpp's --fit rule said earlier."""
+        return replace(self, n_fit_layers=earlier.n_fit_layers, no_fit=earlier.no_fit)
+
+    def after(self, change: MemoryChange) -> SweepHeader:
+        """The same with the device memory that there was from then on."""
+        machine = self.machine.with_free(dict(change.free_bytes))
+        return replace(self, machine=machine, n_fit_layers=change.n_fit_layers, no_fit=change.no_fit)
+
+    def as_change(self, words: str) -> MemoryChange:
+        """What `after` makes this of an earlier header of its sweep."""
+        free_bytes = tuple(self.free_bytes.items())
+        return MemoryChange(free_bytes=free_bytes, words=words, n_fit_layers=self.n_fit_layers, no_fit=self.no_fit)
+
+    @property
     def question(self) -> tuple[Any, ...]:
         """What the user asked, whatever it was asked on."""
         workload = (self.workload.n_prefix_cached, self.workload.n_prompt_new, self.workload.n_gen)
@@ -103,7 +123,8 @@ class JournalContent:
 
     `is_ended` tells whether its last line is that of an end: a sweep that was killed has none. `kept` are the knobs
     its engine build needed to live, None where that was not written down. `n_results_at` tells for each of the rounds
-    how many of the results were written before it.
+    how many of the results were written before it, `n_results_at_change` the same for each of the changes. Results that
+    a change explains, and not their settings, are not among the results.
     """
 
     header: SweepHeader
@@ -113,6 +134,18 @@ class JournalContent:
     is_ended: bool = False
     kept: dict[str, Any] | None = None
     n_results_at: tuple[int, ...] = ()
+    changes: tuple[MemoryChange, ...] = ()
+    n_results_at_change: tuple[int, ...] = ()
+
+    @property
+    def header_now(self) -> SweepHeader:
+        """The header, with the device memory that its sweep went on with in the end."""
+        return self.header.after(self.changes[-1]) if self.changes else self.header
+
+    def free_bytes_at(self, i_result: int) -> dict[str, int]:
+        """Free memory by device, as it was when that result was measured."""
+        before = [one for one, n in zip(self.changes, self.n_results_at_change, strict=True) if n <= i_result]
+        return (self.header.after(before[-1]) if before else self.header).free_bytes
 
 
 class Journal:
@@ -142,6 +175,13 @@ class Journal:
     def append_kept(self, knobs: Mapping[str, Any]) -> None:
         self._append("kept", dict(knobs))
 
+    def append_change(self, change: MemoryChange) -> None:
+        self._append("change", to_json(change))
+
+    def append_excused(self, result: TrialResult, why: str) -> None:
+        """How a trial ended that does not count, for the reason `why`: nobody reads it back but people."""
+        self._append("excused", {"why": why, "result": to_json(result)})
+
     def append_end(self, recommendation: Recommendation | None) -> None:
         self._append("end", None if recommendation is None else to_json(recommendation))
 
@@ -165,10 +205,10 @@ def read_journal(path: Path) -> JournalContent:
     lines = _lines(path)
     header = _header(path, lines[0] if lines else {})
     read: dict[str, list[Any]] = {kind: [] for kind in _READERS}
-    n_results_at = []
+    n_results_at: dict[str, list[int]] = {"round": [], "change": []}
     for i, line in enumerate(lines):
-        if line["kind"] == "round":
-            n_results_at.append(len(read["trial"]))
+        if line["kind"] in n_results_at:
+            n_results_at[line["kind"]].append(len(read["trial"]))
         if line["kind"] in read:
             try:
                 read[line["kind"]].append(_READERS[line["kind"]](line["value"]))
@@ -181,7 +221,9 @@ def read_journal(path: Path) -> JournalContent:
         recommendation=next((answer for answer in reversed(read["end"]) if answer), None),
         is_ended=lines[-1]["kind"] == "end",
         kept=read["kept"][-1] if read["kept"] else None,
-        n_results_at=tuple(n_results_at),
+        n_results_at=tuple(n_results_at["round"]),
+        changes=tuple(read["change"]),
+        n_results_at_change=tuple(n_results_at["change"]),
     )
 
 
@@ -278,6 +320,12 @@ def _kept(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def _change(value: Any) -> MemoryChange:
+    change = from_json(MemoryChange, value)
+    soundness.check_change(change)
+    return change
+
+
 def _end(value: Any) -> Recommendation | None:
     if not value:
         return None
@@ -286,7 +334,13 @@ def _end(value: Any) -> Recommendation | None:
     return answer
 
 
-_READERS: dict[str, Callable[[Any], Any]] = {"trial": _trial, "round": _round, "kept": _kept, "end": _end}
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "trial": _trial,
+    "round": _round,
+    "kept": _kept,
+    "change": _change,
+    "end": _end,
+}
 """Kind of a line -> what reads its value. Raises ValueError, TypeError, AttributeError for what is no such value."""
 
 

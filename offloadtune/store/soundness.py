@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from offloadtune.benches import BenchRun
+from offloadtune.conditions import MemoryChange
 from offloadtune.records import Figures, Recommendation, Settings, TrialResult, Visit
 from offloadtune.store.codec import from_json, to_json
 
@@ -79,6 +80,14 @@ def check_settings(settings: Settings) -> None:
 def check_result(result: TrialResult) -> None:
     check_settings(result.trial.settings)
     _check_visits(result.visits)
+
+
+def check_change(change: MemoryChange) -> None:
+    """Names and words that are printed, and memory that can be."""
+    _require(
+        all(map(_is_clean, (change.words, change.no_fit, *dict(change.free_bytes)))), "words that cannot be printed"
+    )
+    _require(all(n_bytes >= 0 for _, n_bytes in change.free_bytes), "memory of impossible size")
 
 
 def check_round(visits: Mapping[str, Iterable[Visit]]) -> None:

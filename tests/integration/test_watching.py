@@ -17,8 +17,8 @@ import pytest
 
 from offloadtune.conditions import Conditions, DisturbanceKind, GpuConditions, GpuProcess
 from offloadtune.engine import Runner
-from offloadtune.pipeline.watching import Watch
-from offloadtune.probe import read_conditions
+from offloadtune.pipeline.watching import Watch, asleep
+from offloadtune.probe import read_conditions, slept_s
 
 BURN = "while True: pass"
 STRETCH_S = 0.5
@@ -268,6 +268,27 @@ def test_a_program_that_stays_on_a_card_disturbs_each_stretch_that_uses_the_card
         watch.begin()
         told.append(len(watch.end()))
     assert told == [0, 1, 1, 0, 1, 1]
+
+
+def test_a_stretch_that_the_machine_slept_in_is_disturbed_and_no_other() -> None:
+    slept, script = iter([7.0, 7.0, 7.0, 48.0, 48.0, 48.001]), iter([moment(at_s, 0) for at_s in range(6)])
+    watch = Watch(lambda: (), read=lambda _: next(script), sleep=lambda: next(slept))
+    told = []
+    for _ in range(3):
+        watch.begin()
+        told.append([one.words for one in watch.end()])
+    assert told == [[], ["The machine slept for 41.0 s."], []]
+
+
+def test_a_machine_that_does_not_tell_of_sleep_did_not_sleep() -> None:
+    assert asleep(None, 9.0) == asleep(9.0, None) == asleep(None, None) == ()
+
+
+def test_nobody_suspends_the_machine_while_this_runs() -> None:
+    before_s = slept_s()
+    time.sleep(0.05)
+    assert asleep(before_s, slept_s()) == ()
+    assert (before_s is not None) >= (sys.platform == "linux")
 
 
 def test_a_watch_never_raises() -> None:

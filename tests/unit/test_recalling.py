@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bare_sweep import bare_sweep
 from rich.console import Console
 from sample_records import ENGINE, FACTS, MACHINE, header, recommendation, visit
 from sample_records import result as sample_result
@@ -21,7 +22,6 @@ from sample_records import result as sample_result
 from offloadtune import search, store
 from offloadtune.errors import NotMeasuredError, UsageError
 from offloadtune.pipeline import export_stored, history, recalling, recommend_stored, server_command, using
-from offloadtune.pipeline.measuring import Measuring
 from offloadtune.pipeline.recalling import Recalled, recall
 from offloadtune.pipeline.spaces import space_of
 from offloadtune.recalls import JournalSummary, Question, UnreadableJournal
@@ -156,6 +156,7 @@ class Struck:
     """Visits of a sweep that take as long as the first of their trial, until so many of some ids were made."""
 
     is_interrupted = False
+    overslept = ""
 
     def __init__(self, results: list[TrialResult], n_until: dict[str, int], outcome: Outcome) -> None:
         self.first = {one.trial.trial_id: one.visits for one in results}
@@ -173,9 +174,8 @@ class Struck:
 def swept(results: list[TrialResult], undisturbed: Struck, path: Path) -> Any:
     """A sweep with these results after its rounds, all of it journalled at `path`."""
     made = dataclasses.replace(header(), ruler=store.RULER)
-    sweep: Any = object.__new__(Measuring)
+    sweep = bare_sweep()
     sweep.space, sweep.journal = space_of(FACTS, made, {}), store.Journal(path, made)
-    sweep.results, sweep.rounds, sweep.all_rounds, sweep.plan, sweep.is_gone = [], [], [], None, False
     sweep.request, sweep.start_s = SimpleNamespace(budget_s=1e6), time.monotonic()
     sweep.undisturbed, sweep.listen = undisturbed, lambda _event: None
     for one in results:

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_records import SETTINGS, TRIAL, header, recommendation, result, visit
 
+from offloadtune.conditions import MemoryChange
 from offloadtune.errors import BusyError, StoreError
 from offloadtune.export import llama_cpp_python
 from offloadtune.records import (
@@ -96,6 +97,42 @@ def test_a_journal_reads_back_as_it_was_written(path: Path) -> None:
     assert content.rounds == ROUNDS
     assert content.n_results_at == (len(RESULTS), len(RESULTS))
     assert content.recommendation == recommendation()
+
+
+def test_memory_that_changed_counts_from_its_line_on(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "sweep.jsonl", header())
+    ((name, first),) = header().free_bytes.items()
+    less = MemoryChange(free_bytes=((name, 5),), words="It was taken.", n_fit_layers=2, no_fit="so")
+    journal.append_trial(RESULTS[0])
+    journal.append_change(less)
+    journal.append_excused(RESULTS[1], "It was taken.")
+    journal.append_trial(RESULTS[2])
+    journal.append_change(MemoryChange(free_bytes=((name, first),), words=""))
+    journal.close()
+    content = read_journal(journal.path)
+    assert content.results == (RESULTS[0], RESULTS[2])  # without the one that the change explains
+    assert content.changes[0] == less
+    assert [content.free_bytes_at(i)[name] for i in (0, 1, 2)] == [first, 5, first]
+    assert content.header == header()
+    assert content.header.after(less).as_change(less.words) == less
+    assert content.header_now == dataclasses.replace(header(), n_fit_layers=None, no_fit="")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        5,
+        {},
+        {"free_bytes": [["CUDA0", -1]], "words": ""},
+        {"free_bytes": [["CUDA0", 1.5]], "words": ""},
+        {"free_bytes": [["CUDA0\x1b[2J", 1]], "words": ""},
+        {"free_bytes": [["CUDA0", 1]], "words": "\x1b[2J"},
+        {"free_bytes": [["CUDA0", 1]], "words": "", "no_fit": "\x07"},
+    ],
+)
+def test_a_change_that_is_none_is_told(path: Path, value: object) -> None:
+    change_line(path, 1, lambda line: {**line, "kind": "change", "value": value})
+    assert "does not read as what it says" in refusal(path)
 
 
 def test_an_interval_without_ends_reads_back(path: Path) -> None:

@@ -5,6 +5,7 @@ The engine and the machine are made up; the watch of a real machine has tests of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,6 +15,7 @@ from sample_records import ENGINE, MACHINE
 from synthetic import WORKLOAD, made_up_facts, made_up_space, ok_result, visit
 
 from offloadtune.engine import VisitPlan
+from offloadtune.pipeline import undisturbed
 from offloadtune.pipeline.undisturbed import Undisturbed
 from offloadtune.pipeline.warming import Warmth
 from offloadtune.pipeline.watching import cards_of
@@ -23,6 +25,7 @@ from offloadtune.sweeps import Event, Said
 
 TRIAL = baseline_trials(made_up_space(made_up_facts(), device_bytes=8 << 30))["default"]
 PLAN = VisitPlan(workload=WORKLOAD, n_steps=3, n_visits=1)
+SLEPT = ("The machine slept for 41.0 s.",)
 BUSY = ("Other programs took 1.0 of 2 CPUs.",)
 
 
@@ -151,6 +154,26 @@ def test_no_time_no_repeat() -> None:
     one, runner, _ = watched(BUSY)
     assert isinstance(one.revisit(TRIAL, PLAN, timeout_s=1e-9), tuple)
     assert runner.n_visits == 1
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_the_machine_slept_over_counts_only_through_a_repeat(
+    fails: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without one it says nothing of its settings; and a sleep that no visit fell into spoils nothing."""
+    asleep_s = itertools.count(0.0, 41.0)
+    monkeypatch.setattr(undisturbed, "slept_s", lambda: next(asleep_s))
+    one, runner, _ = watched(SLEPT)
+    runner.fails = fails
+    one.run(TRIAL, PLAN, timeout_s=9)
+    assert one.overslept == (SLEPT[0] if fails else "")
+    runner.fails = False
+    one.run(TRIAL, PLAN, timeout_s=9)
+    assert one.overslept == ""
+    runner.fails = True
+    one.revisit(TRIAL, PLAN, timeout_s=9)
+    assert one.overslept == SLEPT[0]
 
 
 @pytest.mark.parametrize("found", [(), (BUSY,)])

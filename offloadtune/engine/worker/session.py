@@ -23,6 +23,7 @@ from offloadtune.engine.worker.refused import RefusedError
 low = native.low
 _STATE_SHARE_OF_RAM = 0.1
 _N_LAST_LINES = 200
+_N_WORTH_KEEPING = 128
 
 
 @dataclass(slots=True)
@@ -152,11 +153,17 @@ class Session:
         self._note_free()
         return {}
 
-    def canary(self, context: int) -> dict[str, Any]:
-        """Fill the context to its last cell: a full ubatch of prompt, then one decode in the last place."""
+    def canary(self, context: int, n_prefix: int = 0) -> dict[str, Any]:
+        """Fill the context to its last cell: a full ubatch of prompt, then one decode in the last place.
+
+        On the way the first `n_prefix` tokens are kept, for the visits that begin there.
+        """
         holder = self._context(context)
         n_fill = holder.n_ctx - 1
-        self._reach(holder, max(0, n_fill - holder.n_ubatch))
+        depth = max(0, n_fill - holder.n_ubatch)
+        if n_prefix < depth:
+            self._reach(holder, n_prefix)
+        self._reach(holder, depth)
         done = low.llama_memory_seq_pos_max(low.llama_get_memory(holder.handle), 0) + 1
         self._prefill(holder, done, n_fill)
         self._decode(holder, n_fill, 1)
@@ -302,7 +309,7 @@ class Session:
                 low.llama_memory_clear(memory, False)  # noqa: FBT003 - another layout: read it anew
                 saved = 0
         self._prefill(context, saved, depth)
-        if depth - saved > context.n_ubatch:  # worth keeping: reading it took longer than restoring will
+        if depth - saved > min(context.n_ubatch, _N_WORTH_KEEPING):  # reading it took longer than restoring will
             self._save(context, depth)
 
     def _save(self, context: OpenContext, depth: int) -> None:
