@@ -7,6 +7,7 @@ recommended settings themselves, so that what is uncertain of both cancels.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -146,9 +147,8 @@ def _measured(case: Case, result: TrialResult, chosen: TrialResult) -> Estimate 
     if not is_feasible(result, case.space.limit_bytes):
         return None
     theirs, ours = result.trial.settings, chosen.trial.settings
-    if case.rounds and case.is_in_rounds(theirs) and case.is_in_rounds(ours):
-        return inverse(case.pairs(theirs, ours).ratio)
-    return _by_visits(case, result, chosen)
+    shared = dataclasses.replace(case, rounds=[one for one in case.rounds if theirs in one and ours in one])
+    return inverse(shared.pairs(theirs, ours).ratio) if shared.rounds else _by_visits(case, result, chosen)
 
 
 def _no_room(case: Case, result: TrialResult | None) -> str:
