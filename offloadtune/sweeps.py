@@ -120,7 +120,7 @@ class FrontPoint:
 class Front:
     """What can be had for what, of `n_ran` settings: the recommended first, the others by how far they are from them.
 
-    What differs by no more than `tolerance_frac` counts as equal.
+    Times that differ by no more than `tolerance_frac` count as equal, bytes that differ by 2 % at most always do.
     """
 
     points: tuple[FrontPoint, ...] = ()

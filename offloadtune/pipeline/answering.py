@@ -57,6 +57,7 @@ def answer_sweep(measuring: Measuring, sha256_before: str | None) -> SweepReport
     with deaf():
         _write(measuring, profile)
         results, rounds = measuring.results, measuring.rounds
+        front = pareto_front(measuring.space, results, rounds, answer)
         explanation = explain(measuring.foresight.beside(measuring.space), results, rounds, answer)
     return SweepReport(
         machine=measuring.machine,
@@ -77,7 +78,7 @@ def answer_sweep(measuring: Measuring, sha256_before: str | None) -> SweepReport
         journal_path=measuring.journal.path,
         is_interrupted=measuring.is_interrupted,
         duration_s=measuring.elapsed_s(),
-        front=pareto_front(measuring.space, results, rounds, answer),
+        front=front,
         explanation=explanation,
     )
 

@@ -24,8 +24,9 @@ def front_lines(front: Front) -> Iterator[RenderableType]:
         return
     yield Text()
     if len(front.points) == 1:
-        better = f"is better in anything by more than {front.tolerance_frac:.0%}"
-        yield Text(f"Of {front.n_ran} settings that ran none {better}.")
+        yield Text(
+            f"Of {front.n_ran} settings that ran none is better in anything by more than {front.tolerance_frac:.0%}."
+        )
         return
     has_devices = any(point.device_bytes != 0 for point in front.points)
     table = Table(box=None, pad_edge=False, header_style="bold")
