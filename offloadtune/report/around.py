@@ -14,6 +14,9 @@ from offloadtune.sweeps import Explanation, Front, Limit, Neighbour, RunnerUp
 from offloadtune.units import MIB, format_bytes, format_count, format_ratio, format_seconds, format_tok_per_s
 
 _N_ROWS, _N_LINES, _N_CHANGES = 6, 8, 3
+_N_TELLING = 3
+"""Fewer rounds give no verdict."""
+
 _GOAL_WORDS = {Goal.TTFT: "the time to the first token", Goal.DECODE: "the time of a token"}
 _PHASES = {Goal.TTFT: ("prefill",), Goal.DECODE: ("decode",)}
 
@@ -76,7 +79,7 @@ def _runner_up_words(second: RunnerUp) -> str:
         return f"{took}."
     if second.verdict is Verdict.SLOWER:
         return f"{took}; it is faster, but not what was asked for."
-    told = "too few to tell" if second.ratio.n_samples == 1 else "no difference beyond the noise"
+    told = "too few to tell" if second.ratio.n_samples < _N_TELLING else "no difference beyond the noise"
     return f"{took}, {told}."
 
 
