@@ -146,7 +146,7 @@ class Neighbour:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class TimeShare:
     """What takes `share_frac` of the time of a phase, "prefill" or "decode", as the speed law has it.
 
     The true share lies between `low_frac` and `high_frac` in 90 of 100 cases. `term` is the law's name of it, and
@@ -186,7 +186,7 @@ class Explanation:
     """
 
     neighbours: tuple[Neighbour, ...] = ()
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[TimeShare, ...] = ()
     runner_up: RunnerUp | None = None
     unknown: str = ""
 

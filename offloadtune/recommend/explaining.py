@@ -28,7 +28,7 @@ from offloadtune.search.surrogate import believe, weights_of
 from offloadtune.speed import N_SIGMA_90, limits_of, turn_of
 from offloadtune.speed.blocks import Floats
 from offloadtune.stats import inverse
-from offloadtune.sweeps import Explanation, Limit, Neighbour, RunnerUp
+from offloadtune.sweeps import Explanation, Neighbour, RunnerUp, TimeShare
 from offloadtune.units import format_bytes
 
 _COVERAGE_FRAC = 0.9
@@ -60,7 +60,7 @@ def explain(
     )
 
 
-def _limits(space: Space, settings: Settings) -> tuple[tuple[Limit, ...], str]:
+def _limits(space: Space, settings: Settings) -> tuple[tuple[TimeShare, ...], str]:
     """What takes the time, or why nobody knows."""
     if space.laws is None:
         return (), _NO_LAW

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from offloadtune.records import Basis, Estimate, Goal, Verdict
 from offloadtune.report.words import printable
-from offloadtune.sweeps import Explanation, Front, Limit, Neighbour, RunnerUp
+from offloadtune.sweeps import Explanation, Front, Neighbour, RunnerUp, TimeShare
 from offloadtune.units import MIB, format_bytes, format_count, format_ratio, format_seconds, format_tok_per_s
 
 _N_ROWS, _N_LINES, _N_CHANGES = 6, 8, 3
@@ -83,7 +83,7 @@ def _runner_up_words(second: RunnerUp) -> str:
     return f"{took}, {told}."
 
 
-def _limit_words(limit: Limit) -> str:
+def _limit_words(limit: TimeShare) -> str:
     return f"{_sentence(limit.words)} ({limit.basis} law: {limit.low_frac:.0%} to {limit.high_frac:.0%})."
 
 
