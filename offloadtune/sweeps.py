@@ -134,7 +134,7 @@ class FrontPoint:
 class Front:
     """What can be had for what, of `n_ran` settings: the recommended first, the others by how far they are from them.
 
-    What differs by no more than `tolerance_frac` counts as equal.
+    Times that differ by no more than `tolerance_frac` count as equal, bytes that differ by 2 % at most always do.
     """
 
     points: tuple[FrontPoint, ...] = ()
@@ -160,7 +160,7 @@ class Neighbour:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class TimeShare:
     """What takes `share_frac` of the time of a phase, "prefill" or "decode", as the speed law has it.
 
     The true share lies between `low_frac` and `high_frac` in 90 of 100 cases. `term` is the law's name of it, and
@@ -200,7 +200,7 @@ class Explanation:
     """
 
     neighbours: tuple[Neighbour, ...] = ()
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[TimeShare, ...] = ()
     runner_up: RunnerUp | None = None
     unknown: str = ""
 

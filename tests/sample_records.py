@@ -39,7 +39,7 @@ from offloadtune.records import (
     Workload,
 )
 from offloadtune.store import SweepHeader
-from offloadtune.sweeps import Explanation, Front, FrontPoint, Limit, Neighbour, RunnerUp, SweepReport
+from offloadtune.sweeps import Explanation, Front, FrontPoint, Neighbour, RunnerUp, SweepReport, TimeShare
 
 GIB = 1 << 30
 CUDA0 = Device(
@@ -310,7 +310,7 @@ def explanation(trial: Trial = TRIAL) -> Explanation:
             neighbour("op offload off", law),
         ),
         limits=(
-            Limit(
+            TimeShare(
                 phase="prefill",
                 term="0.flop",
                 n_bytes=None,
@@ -320,7 +320,7 @@ def explanation(trial: Trial = TRIAL) -> Explanation:
                 words="multiplying the weights on the device: 61% of the time of the prompt",
                 basis=Basis.CALIBRATED,
             ),
-            Limit(
+            TimeShare(
                 phase="decode",
                 term="host.weights",
                 n_bytes=4_187_593_113,

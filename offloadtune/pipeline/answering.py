@@ -66,6 +66,7 @@ def answer_sweep(measuring: Measuring, sha256_before: str | None) -> SweepReport
     with deaf():
         _write(measuring, profile)
         results, rounds = measuring.results, measuring.rounds
+        front = pareto_front(measuring.space, results, rounds, answer)
         explanation = explain(measuring.foresight.beside(measuring.space), results, rounds, answer)
     return SweepReport(
         machine=measuring.machine,
@@ -86,7 +87,7 @@ def answer_sweep(measuring: Measuring, sha256_before: str | None) -> SweepReport
         journal_path=measuring.journal.path,
         is_interrupted=measuring.is_interrupted,
         duration_s=measuring.elapsed_s(),
-        front=pareto_front(measuring.space, results, rounds, answer),
+        front=front,
         explanation=explanation,
         ended=measuring.ended,
         changes=tuple(measuring.changes),

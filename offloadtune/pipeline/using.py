@@ -19,7 +19,7 @@ from offloadtune.recalls import JournalSummary, Question, RecallReport
 from offloadtune.recommend import explain, pareto_front
 from offloadtune.records import GgufFacts, StandsFor, Target
 from offloadtune.report.words import printable
-from offloadtune.sweeps import Listener, Said
+from offloadtune.sweeps import Explanation, Front, Listener, Said
 
 _GGUF_MAGIC = b"GGUF"
 
@@ -29,8 +29,7 @@ def recommend_stored(question: Question, listen: Listener) -> RecallReport:
     recalled = recall(question, listen)
     answer, header, path = recalled.answer, recalled.stored.header, recalled.facts.path
     by_settings = {result.trial.settings: result for result in recalled.results}
-    measured = (recalled.results, recalled.rounds, answer)
-    speeds = SpeedMemory(recalled.facts, header.machine, header.engine)
+    front, explanation = _around(recalled)
     return RecallReport(
         path=path,
         gguf_id=header.gguf_id,
@@ -43,9 +42,20 @@ def recommend_stored(question: Question, listen: Listener) -> RecallReport:
         notes=recalled.notes,
         n_layer=recalled.facts.n_layer,
         stands_for=recalled.facts.stands_for,
-        front=pareto_front(recalled.space, *measured),
-        explanation=explain(dataclasses.replace(recalled.space, laws=speeds.laws), *measured),
+        front=front,
+        explanation=explanation,
     )
+
+
+def _around(recalled: Recalled) -> tuple[Front, Explanation]:
+    """What else could be had, and why the answer won, by what runs here have shown of the machine's speed."""
+    header, measured = recalled.stored.header, (recalled.results, recalled.rounds, recalled.answer)
+    speeds = SpeedMemory(recalled.facts, header.machine, header.engine)
+    try:
+        front = pareto_front(recalled.space, *measured)
+        return front, explain(dataclasses.replace(recalled.space, laws=speeds.laws), *measured)
+    except Exception:  # noqa: BLE001 - whatever stands in a file that somebody else may have written
+        return Front(), Explanation(unknown="some of the stored figures do not go together")
 
 
 def export_stored(question: Question, of: str | None, listen: Listener, *, may_be_standin: bool = False) -> str:

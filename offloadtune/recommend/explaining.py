@@ -7,6 +7,7 @@ recommended settings themselves, so that what is uncertain of both cancels.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from offloadtune.search.surrogate import believe, weights_of
 from offloadtune.speed import N_SIGMA_90, limits_of, turn_of
 from offloadtune.speed.blocks import Floats
 from offloadtune.stats import inverse
-from offloadtune.sweeps import Explanation, Limit, Neighbour, RunnerUp
+from offloadtune.sweeps import Explanation, Neighbour, RunnerUp, TimeShare
 from offloadtune.units import format_bytes
 
 _COVERAGE_FRAC = 0.9
@@ -59,7 +60,7 @@ def explain(
     )
 
 
-def _limits(space: Space, settings: Settings) -> tuple[tuple[Limit, ...], str]:
+def _limits(space: Space, settings: Settings) -> tuple[tuple[TimeShare, ...], str]:
     """What takes the time, or why nobody knows."""
     if space.laws is None:
         return (), _NO_LAW
@@ -146,9 +147,8 @@ def _measured(case: Case, result: TrialResult, chosen: TrialResult) -> Estimate 
     if not is_feasible(result, case.space.limit_bytes):
         return None
     theirs, ours = result.trial.settings, chosen.trial.settings
-    if case.rounds and case.is_in_rounds(theirs) and case.is_in_rounds(ours):
-        return inverse(case.pairs(theirs, ours).ratio)
-    return _by_visits(case, result, chosen)
+    shared = dataclasses.replace(case, rounds=[one for one in case.rounds if theirs in one and ours in one])
+    return inverse(shared.pairs(theirs, ours).ratio) if shared.rounds else _by_visits(case, result, chosen)
 
 
 def _no_room(case: Case, result: TrialResult | None) -> str:

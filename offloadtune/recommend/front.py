@@ -1,7 +1,7 @@
 """The Pareto front: settings that no others equal in everything that may be wanted and beat in something.
 
 Wanted are a short time to the first token, a high rate of writing, much context and little device memory. Figures that
-differ by less than the tolerance count as equal, so that noise makes no rows: the exact front comes first, which the
+differ by less than a tolerance count as equal, so that noise makes no rows: the exact front comes first, which the
 order of results cannot change; of it every point is kept that none kept before equals in everything. The recommended
 settings are looked at first, then those with the shortest turn.
 """
@@ -19,7 +19,7 @@ from offloadtune.search.acquire import is_as_fixed
 from offloadtune.sweeps import Front, FrontPoint
 
 TOLERANCE_FRAC = 0.02
-"""The least; where the same settings differ by more from one round to the next, it is as much as that."""
+"""Of bytes; of times it is the least: where the same settings differ by more from one round to the next, as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class _Wanted:
         )
 
     def equals(self, other: _Wanted, tolerance_frac: float) -> bool:
-        """Whether this is at least as good as `other` in everything, within the tolerance."""
-        most = 1 + tolerance_frac
-        is_as_small = None in {self.device_bytes, other.device_bytes} or self._bytes <= other._bytes * most
+        """Whether this is at least as good as `other` in everything, within the tolerance of times."""
+        most, most_bytes = 1 + tolerance_frac, 1 + min(tolerance_frac, TOLERANCE_FRAC)
+        is_as_small = None in {self.device_bytes, other.device_bytes} or self._bytes <= other._bytes * most_bytes
         is_as_fast = self.ttft_s <= other.ttft_s * most and self.token_s <= other.token_s * most
         return is_as_fast and is_as_small and self.n_ctx >= other.n_ctx
 

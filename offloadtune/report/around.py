@@ -10,10 +10,13 @@ from rich.text import Text
 
 from offloadtune.records import Basis, Estimate, Goal, Verdict
 from offloadtune.report.words import printable
-from offloadtune.sweeps import Explanation, Front, Limit, Neighbour, RunnerUp
+from offloadtune.sweeps import Explanation, Front, Neighbour, RunnerUp, TimeShare
 from offloadtune.units import MIB, format_bytes, format_count, format_ratio, format_seconds, format_tok_per_s
 
 _N_ROWS, _N_LINES, _N_CHANGES = 6, 8, 3
+_N_TELLING = 3
+"""Fewer rounds give no verdict."""
+
 _GOAL_WORDS = {Goal.TTFT: "the time to the first token", Goal.DECODE: "the time of a token"}
 _PHASES = {Goal.TTFT: ("prefill",), Goal.DECODE: ("decode",)}
 
@@ -24,8 +27,9 @@ def front_lines(front: Front) -> Iterator[RenderableType]:
         return
     yield Text()
     if len(front.points) == 1:
-        better = f"is better in anything by more than {front.tolerance_frac:.0%}"
-        yield Text(f"Of {front.n_ran} settings that ran none {better}.")
+        yield Text(
+            f"Of {front.n_ran} settings that ran none is better in anything by more than {front.tolerance_frac:.0%}."
+        )
         return
     has_devices = any(point.device_bytes != 0 for point in front.points)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -75,11 +79,11 @@ def _runner_up_words(second: RunnerUp) -> str:
         return f"{took}."
     if second.verdict is Verdict.SLOWER:
         return f"{took}; it is faster, but not what was asked for."
-    told = "too few to tell" if second.ratio.n_samples == 1 else "no difference beyond the noise"
+    told = "too few to tell" if second.ratio.n_samples < _N_TELLING else "no difference beyond the noise"
     return f"{took}, {told}."
 
 
-def _limit_words(limit: Limit) -> str:
+def _limit_words(limit: TimeShare) -> str:
     return f"{_sentence(limit.words)} ({limit.basis} law: {limit.low_frac:.0%} to {limit.high_frac:.0%})."
 
 

@@ -13,6 +13,7 @@ room       where memory ends: which of them have room
 acquire    which is worth its time most
 ladder     placements until one runs; to the most that runs where no law says what layers are worth
 contexts   the largest context, for the goal that asks for it
+neighbours what lies one step from settings
 plan       all of it together: the next trial, and who is compared in the end
 remedies   what would make settings fit that have no room
 """

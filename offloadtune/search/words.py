@@ -51,7 +51,7 @@ def differences(settings: Settings, base: Settings) -> tuple[str, ...]:
     if 0 < base.n_cpu_moe != settings.n_cpu_moe > 0 and settings.devices != ():
         n = settings.n_cpu_moe - base.n_cpu_moe
         blocks = f"{abs(n)} {'more' if n > 0 else 'fewer'} {'block' if abs(n) == 1 else 'blocks'}"
-        words[0] = f"the experts of {blocks} in main memory"
+        words[words.index(_VARIED["n_cpu_moe"](settings.n_cpu_moe))] = f"the experts of {blocks} in main memory"
     return (*_layers_beside(settings, base), *words)
 
 

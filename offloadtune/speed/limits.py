@@ -17,7 +17,7 @@ from offloadtune.speed.law import N_SIGMA_90
 from offloadtune.speed.predicting import Laws, amounts_for
 from offloadtune.speed.terms import Term
 from offloadtune.speeds import Phase, Rig
-from offloadtune.sweeps import Limit
+from offloadtune.sweeps import TimeShare
 from offloadtune.units import format_bytes
 
 LEAST_FRAC = 0.05
@@ -41,14 +41,14 @@ _COUNTED = {
 _SUBJECTS = {Phase.PREFILL: "the prompt", Phase.DECODE: "each token"}
 
 
-def limits_of(facts: GgufFacts, settings: Settings, laws: Laws, *, n_prompt: int, depth: int) -> tuple[Limit, ...]:
+def limits_of(facts: GgufFacts, settings: Settings, laws: Laws, *, n_prompt: int, depth: int) -> tuple[TimeShare, ...]:
     """What takes the time of a prompt of `n_prompt` tokens after `depth` cached ones, and of each token after it.
 
     The largest of each phase first; only what takes a noticeable part.
     """
     alone = settings.replace(n_seq_max=1)  # one sequence writes, whatever there is room for
     any_threads = dataclasses.replace(laws.rig, host=dataclasses.replace(laws.rig.host, n_cores=None))
-    found: list[Limit] = []
+    found: list[TimeShare] = []
     for phase, n_new, n_cached in ((Phase.PREFILL, n_prompt, depth), (Phase.DECODE, 1, depth + n_prompt)):
         law = laws.of(phase)
         amounts, plain = (
@@ -65,7 +65,7 @@ def limits_of(facts: GgufFacts, settings: Settings, laws: Laws, *, n_prompt: int
             share, spread, term = float(shares[i]), float(spreads[i]), law.terms[i]
             if share < LEAST_FRAC:
                 break
-            limit = Limit(
+            limit = TimeShare(
                 phase=phase.value,
                 term=term.name,
                 n_bytes=round(plain[i]) if term.unit == "bytes" else None,

@@ -88,6 +88,24 @@ def test_the_answer_of_the_sweep_comes_back(measured: Measured, smollm2_path: Pa
     assert value["rests_on"]["trials"]["ok"] == measured.swept["trials"]["ok"]
 
 
+def test_what_else_can_be_had_and_why_comes_back_with_it(measured: Measured, smollm2_path: Path) -> None:
+    value = answered("recommend", smollm2_path)
+    assert value["front"] == measured.swept["front"]
+    first = value["front"][0]
+    assert (first["settings"], first["changes"]) == (value["recommended"]["settings"], [])
+    assert first["ttft_s"] == value["recommended"]["ttft_s"]["p50"]
+    why, then = value["explanation"], measured.swept["explanation"]
+    assert why["runner_up"] == then["runner_up"]
+    assert {one["phase"] for one in why["limits"]} == {"prefill", "decode"}
+    assert {one["basis"] for one in why["limits"]} == {"calibrated"}
+    assert [one["words"] for one in why["neighbours"] if one["settings"]["n_ctx"] == 1536] == ["n_ctx 1536"]
+    assert all(one["cost_ratio"] or one["no_room"] or one["unknown"] for one in why["neighbours"])
+    fixed = {"use_extra_bufts": False, "flash_attn_type": "disabled", "n_threads_batch": 1}
+    assert all(one["settings"] | fixed == one["settings"] for one in why["neighbours"])
+    shown = offloadtune("recommend", smollm2_path).stdout
+    assert "Around it, by the time of a turn:" in shown
+
+
 def test_the_engine_is_not_needed(smollm2_path: Path, without_engine: dict[str, str]) -> None:
     assert answered("recommend", smollm2_path, "--goal", "ttft", **without_engine)["recommended"]["goal"] == "ttft"
     assert offloadtune("export", smollm2_path, **without_engine).returncode == 0

@@ -202,6 +202,10 @@ def test_a_step_that_ran_is_measured_by_a_visit_or_by_the_rounds() -> None:
     assert by_rounds is not None
     assert (by_rounds.basis, by_rounds.n_samples) == (Basis.MEASURED, 9)
     assert by_rounds.low < 1.3 < by_rounds.high < 1.35
+    first_only = [*rounds_of({CHOSEN: 1.0, one_fewer: 1.3}, 4), *rounds_of({CHOSEN: 1.0, smaller: 1.1}, 5)]
+    by_some = named(explain(SPACE, results, first_only, answered(SPACE, results[:1])))["1 layer fewer"].cost_ratio
+    assert by_some is not None
+    assert by_some.n_samples == 4
 
 
 def test_what_has_no_room_says_what_it_needs_and_what_there_is() -> None:

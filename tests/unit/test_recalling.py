@@ -441,6 +441,40 @@ def test_names_that_are_no_text_harm_nothing(stored: Stored, keys: tuple[str, ..
     shown(history_view(history(None)))
 
 
+def test_what_else_can_be_had_is_told_from_the_journal(stored: Stored) -> None:
+    stored(results=results())
+    found = recommend_stored(Question(path=FACTS.path), print)
+    assert [one.changes for one in found.front.points] == [(), (f"n_ubatch {SLOWER_TURN}",)]
+    second = found.explanation.runner_up
+    assert second is not None
+    assert second.changes == (f"n_ubatch {SLOWER_TURN}",)
+    assert found.explanation.limits
+    text = shown(recall_view(found))
+    assert "what else can be had" in text
+    assert "Around it, by the time of a turn:" in text
+
+
+@pytest.mark.parametrize("changes", [{"n_ctx": 0}, {"n_ubatch": 0}, {"n_gpu_layers": 1 << 40}, {"n_threads": -5}])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_settings_that_cannot_be_do_not_keep_the_answer_back(stored: Stored, changes: dict[str, int]) -> None:
+    best, other = results()
+    absurd = dataclasses.replace(other.trial, settings=other.trial.settings.replace(**changes))
+    stored(results=[best, dataclasses.replace(other, trial=absurd)])
+    found = recommend_stored(Question(path=FACTS.path), print)
+    assert found.recommendation.trial.settings == best.trial.settings
+    shown(recall_view(found))
+
+
+def test_a_negative_time_of_another_trial_does_not_keep_the_answer_back(stored: Stored) -> None:
+    best, other = results()
+    early = dataclasses.replace(other.visits[0], tokenize_ns=-(10**9), step_ns=(10**12,))
+    stored(results=[best, dataclasses.replace(other, visits=(early,))])
+    found = recommend_stored(Question(path=FACTS.path), print)
+    assert found.recommendation.trial.settings == best.trial.settings
+    assert found.front.points == ()
+    assert "do not go together" in shown(recall_view(found))
+
+
 def test_infinite_bounds_of_a_single_round_are_shown(stored: Stored) -> None:
     path = stored(results=results(), is_ended=False)
     journal = store.Journal(path, None)

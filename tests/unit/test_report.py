@@ -171,6 +171,7 @@ def test_memory_of_devices_has_no_column_where_there_are_none() -> None:
     [
         (Verdict.FASTER, 9, "9 rounds)."),
         (Verdict.SAME, 9, "9 rounds), no difference beyond the noise."),
+        (Verdict.SAME, 2, "2 rounds), too few to tell."),
         (Verdict.SAME, 1, "by one visit each, too few to tell."),
         (Verdict.SLOWER, 9, "9 rounds); it is faster, but not what was asked for."),
     ],
