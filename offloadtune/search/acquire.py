@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from offloadtune.footprint import lends_from
 from offloadtune.footprint.anatomy import Bools, Ints
 from offloadtune.records import Outcome, Settings, Trial, TrialResult
 from offloadtune.search.cost import is_feasible, measured
@@ -194,8 +195,8 @@ def is_open(space: Space, choices: Choices, results: Sequence[TrialResult]) -> B
 _TELLS_NOTHING = {Outcome.TIMED_OUT, Outcome.LOAD_FAILED, Outcome.UNSUPPORTED, Outcome.CANCELLED}
 
 
-def _why(space: Space, settings: Settings, best: Settings) -> str:
-    """What is new beside the best so far, in a few words."""
+def _where_words(space: Space, settings: Settings, best: Settings) -> list[str]:
+    """What lies elsewhere than with the best so far."""
     words = []
     if settings.devices == () and best.devices != ():
         words.append("the CPU alone")
@@ -207,6 +208,12 @@ def _why(space: Space, settings: Settings, best: Settings) -> str:
     if settings.n_cpu_moe != best.n_cpu_moe:
         away = f"the experts of {format_count(settings.n_cpu_moe, 'block')} in main memory"
         words.append(away if settings.n_cpu_moe else "all experts with their layers")
+    return words
+
+
+def _why(space: Space, settings: Settings, best: Settings) -> str:
+    """What is new beside the best so far, in a few words."""
+    words = _where_words(space, settings, best)
     if settings.n_ubatch != best.n_ubatch:
         words.append(f"n_ubatch {settings.n_ubatch}")
     if settings.flash_attn_type != best.flash_attn_type:
@@ -216,4 +223,6 @@ def _why(space: Space, settings: Settings, best: Settings) -> str:
             words.append(f"{format_count(getattr(settings, name), 'thread')} {what}")
     if settings.op_offload != best.op_offload:
         words.append(f"op offload {'on' if settings.op_offload else 'off'}")
+    if settings.op_offload_min_batch != best.op_offload_min_batch:
+        words.append(f"work lent from {lends_from(settings)} tokens on")
     return ", ".join(words) or "the best so far with other small settings"

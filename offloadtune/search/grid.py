@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offloadtune.footprint import Grid, is_mapped
+from offloadtune.footprint import Grid, is_mapped, lends_from
 from offloadtune.footprint.anatomy import Bools, Ints
 from offloadtune.records import Goal, Settings
 from offloadtune.search.columns import Columns, cards_of
+from offloadtune.search.lending import min_batches, parts_the_prompt
 from offloadtune.search.space import Space, start_settings
 from offloadtune.search.splits import have_room, with_splits
 
@@ -56,6 +57,7 @@ class Choices:
             n_threads=int(columns.n_threads[i]),
             n_threads_batch=int(columns.n_threads_batch[i]),
             op_offload=bool(grid.op_offload[i]),
+            op_offload_min_batch=self._min_batch(int(grid.lends_from[i])),
         )
 
     def index_of(self, settings: Settings) -> int | None:
@@ -91,6 +93,10 @@ class Choices:
         asked = self.base.n_gpu_layers
         return np.full(len(self), asked) if asked else self.columns.grid.n_gpu_layers
 
+    def _min_batch(self, from_tokens: int) -> int | None:
+        own = self.base.op_offload_min_batch
+        return own if from_tokens == lends_from(self.base) else from_tokens
+
     @cached_property
     def _splits(self) -> list[tuple[float, ...] | None]:
         """tensor_split of each: None where the engine divides."""
@@ -114,6 +120,7 @@ class Choices:
             grid.n_ubatch,
             grid.flash,
             grid.op_offload,
+            grid.lends_from,
             columns.n_threads,
             columns.n_threads_batch,
         )
@@ -129,6 +136,7 @@ def _key(settings: Settings) -> tuple[Any, ...]:
         settings.n_ubatch,
         settings.flash_attn_type != "disabled",
         settings.op_offload,
+        lends_from(settings),
         settings.n_threads,
         settings.n_threads_batch,
         settings.tensor_split,
@@ -169,6 +177,7 @@ AXES = (
         name="op_offload",
         values=lambda space, base: (base.op_offload, not base.op_offload) if space.has_devices else (base.op_offload,),
     ),
+    Axis(name="op_offload_min_batch", values=min_batches),
 )
 THREADS = (Axis(name="n_threads", values=_thread_counts), Axis(name="n_threads_batch", values=_thread_counts))
 
@@ -217,6 +226,7 @@ class _Mesh:
     n_ubatch: Ints
     flash: Bools
     op_offload: Bools
+    lends_from: Ints
 
     def __getitem__(self, chosen: Bools | Ints) -> _Mesh:
         return _Mesh(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
@@ -244,6 +254,14 @@ RULES = (
         allows=lambda space, base, mesh: (
             (mesh.op_offload == base.op_offload)
             | (mesh.has_devices & ((mesh.n_gpu_layers < space.everything) | (mesh.n_cpu_moe > 0)))
+        ),
+    ),
+    Rule(
+        why="where it lends all of a prompt, or nothing, op_offload says as much",
+        allows=lambda space, base, mesh: (
+            (mesh.lends_from == lends_from(base))
+            | (mesh.has_devices & mesh.op_offload & ((mesh.n_gpu_layers < space.everything) | (mesh.n_cpu_moe > 0)))
+            & parts_the_prompt(space, base, mesh.n_ubatch, mesh.lends_from)
         ),
     ),
     Rule(
@@ -319,7 +337,7 @@ def _mesh(space: Space, base: Settings) -> _Mesh:
     placements, splits = with_splits(space, np.array(_placements(space, base)))
     sizes = [len(placements), *(len(one) for one in values)]
     i_place, *indices = np.indices(sizes).reshape(len(sizes), -1)
-    n_ubatch, flash, op_offload = (np.array(one)[i] for one, i in zip(values, indices, strict=True))
+    n_ubatch, flash, op_offload, min_batch = (np.array(one)[i] for one, i in zip(values, indices, strict=True))
     has_devices, n_gpu_layers, n_cpu_moe = placements[i_place].T
     return _Mesh(
         has_devices=has_devices.astype(np.bool_),
@@ -329,6 +347,7 @@ def _mesh(space: Space, base: Settings) -> _Mesh:
         n_ubatch=n_ubatch.astype(np.int64),
         flash=flash != "disabled",
         op_offload=op_offload.astype(np.bool_),
+        lends_from=np.where(np.equal(min_batch, None), lends_from(base), min_batch).astype(np.int64),
     )
 
 
@@ -346,6 +365,7 @@ def _columns(space: Space, base: Settings, mesh: _Mesh, n_threads: Ints, n_threa
         swa_full=base.swa_full,
         offload_kqv=base.offload_kqv,
         op_offload=mesh.op_offload,
+        lends_from=mesh.lends_from,
         unified=base.kv_unified,
         k32=one.k32,
         v32=one.v32,
@@ -391,6 +411,7 @@ def _thinned(columns: Columns, kept: Bools, n_most: int) -> Bools:
 def _placement_numbers(grid: Grid) -> Ints:
     """A number for each entry, the same for those that share a load."""
     found = (grid.n_gpu_layers * (int(grid.n_cpu_moe.max(initial=0)) + 1) + grid.n_cpu_moe) * 2 + grid.has_devices
+    found = found * (int(grid.lends_from.max(initial=0)) + 1) + grid.lends_from
     if grid.splits is None:
         return found
     rows, number = np.unique(grid.splits, axis=0, return_inverse=True)

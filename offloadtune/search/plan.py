@@ -11,13 +11,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from offloadtune.footprint import estimate_footprint
 from offloadtune.records import Goal, Outcome, Settings, Trial, TrialResult
 from offloadtune.search.acquire import is_as_fixed, next_best
 from offloadtune.search.contexts import largest_context, next_context
 from offloadtune.search.cost import is_feasible, result_cost
-from offloadtune.search.grid import IDLE, ruled_out
+from offloadtune.search.grid import IDLE, ruled_out, useful_ubatches
 from offloadtune.search.ladder import next_placement
+from offloadtune.search.lending import why_no_min_batch
 from offloadtune.search.space import Space, baseline_trials, can_fit, start_settings
 from offloadtune.search.splits import why_no_splits
 from offloadtune.units import format_bytes
@@ -108,6 +111,8 @@ def skipped(space: Space) -> tuple[str, ...]:
     elif not space.facts.n_expert:
         reasons.append("n_cpu_moe: the model has no experts")
     reasons.append(f"{', '.join(_NEVER_VARIED)}: they stay as the front end has them, or as you or the self-test say")
+    if space.has_devices and (why := why_no_min_batch(space, np.array(useful_ubatches(space, start_settings(space))))):
+        reasons.append(f"op_offload_min_batch: {why}")
     if space.n_devices > 1 and (why := why_no_splits(space)):
         reasons.append(f"tensor_split: {why}")
     reasons.append("quantised KV cache: it changes the stored precision")
