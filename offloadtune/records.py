@@ -125,7 +125,10 @@ class NvmlGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One compute device of llama.cpp's own list; `kind` is gpu, igpu, accel or cpu."""
+    """One compute device of llama.cpp's own list; `kind` is gpu, igpu, accel or cpu.
+
+    `pins_host` where it offers main memory that it reads directly, None where it was not asked.
+    """
 
     name: str
     description: str
@@ -133,6 +136,7 @@ class Device:
     total_bytes: int
     free_bytes: int
     device_id: str | None = None
+    pins_host: bool | None = None
 
     @property
     def is_offload_target(self) -> bool:

@@ -208,6 +208,8 @@ def _where_words(space: Space, settings: Settings, best: Settings) -> list[str]:
     if settings.n_cpu_moe != best.n_cpu_moe:
         away = f"the experts of {format_count(settings.n_cpu_moe, 'block')} in main memory"
         words.append(away if settings.n_cpu_moe else "all experts with their layers")
+    if settings.no_host != best.no_host:
+        words.append("main memory " + ("as the CPU likes it" if settings.no_host else "pinned for the device"))
     return words
 
 

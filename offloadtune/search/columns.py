@@ -57,6 +57,7 @@ class Columns:
     n_threads: Ints
     n_threads_batch: Ints
     is_pinned: Bools
+    no_host: Bools
     bytes_of_each: Ints
     compute_of_each: Ints
     least_of_each: Ints
@@ -89,6 +90,7 @@ class Columns:
             n_threads=np.array([one.n_threads for one in settings]),
             n_threads_batch=np.array([one.n_threads_batch for one in settings]),
             is_pinned=np.array([not is_mapped(one) for one in settings]),
+            no_host=np.array([one.no_host for one in settings], dtype=np.bool_),
         )
 
     @classmethod

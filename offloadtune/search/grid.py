@@ -21,6 +21,7 @@ from offloadtune.footprint.anatomy import Bools, Ints
 from offloadtune.records import Goal, Settings
 from offloadtune.search.columns import Columns, cards_of
 from offloadtune.search.lending import min_batches, parts_the_prompt
+from offloadtune.search.pinning import has_much_on_host, no_hosts
 from offloadtune.search.space import Space, start_settings
 from offloadtune.search.splits import have_room, with_splits
 
@@ -57,6 +58,7 @@ class Choices:
             n_threads=int(columns.n_threads[i]),
             n_threads_batch=int(columns.n_threads_batch[i]),
             op_offload=bool(grid.op_offload[i]),
+            no_host=bool(columns.no_host[i]),
             op_offload_min_batch=self._min_batch(int(grid.lends_from[i])),
         )
 
@@ -72,7 +74,7 @@ class Choices:
     @cached_property
     def placements(self) -> Ints:
         """A number for each candidate, the same for those that share a load."""
-        return _placement_numbers(self.columns.grid)
+        return _placement_numbers(self.columns.grid) * 2 + self.columns.no_host
 
     @cached_property
     def axes(self) -> dict[str, NDArray[Any]]:
@@ -121,6 +123,7 @@ class Choices:
             grid.flash,
             grid.op_offload,
             grid.lends_from,
+            columns.no_host,
             columns.n_threads,
             columns.n_threads_batch,
         )
@@ -137,6 +140,7 @@ def _key(settings: Settings) -> tuple[Any, ...]:
         settings.flash_attn_type != "disabled",
         settings.op_offload,
         lends_from(settings),
+        settings.no_host,
         settings.n_threads,
         settings.n_threads_batch,
         settings.tensor_split,
@@ -178,6 +182,7 @@ AXES = (
         values=lambda space, base: (base.op_offload, not base.op_offload) if space.has_devices else (base.op_offload,),
     ),
     Axis(name="op_offload_min_batch", values=min_batches),
+    Axis(name="no_host", values=no_hosts),
 )
 THREADS = (Axis(name="n_threads", values=_thread_counts), Axis(name="n_threads_batch", values=_thread_counts))
 
@@ -227,6 +232,7 @@ class _Mesh:
     flash: Bools
     op_offload: Bools
     lends_from: Ints
+    no_host: Bools
 
     def __getitem__(self, chosen: Bools | Ints) -> _Mesh:
         return _Mesh(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
@@ -262,6 +268,16 @@ RULES = (
             (mesh.lends_from == lends_from(base))
             | (mesh.has_devices & mesh.op_offload & ((mesh.n_gpu_layers < space.everything) | (mesh.n_cpu_moe > 0)))
             & parts_the_prompt(space, base, mesh.n_ubatch, mesh.lends_from)
+        ),
+    ),
+    Rule(
+        why="how the CPU stores weights counts where it has many, and then no device works for it",
+        allows=lambda space, base, mesh: (
+            (mesh.no_host == base.no_host)
+            | mesh.has_devices
+            & has_much_on_host(space, mesh.n_gpu_layers, mesh.n_cpu_moe)
+            & (mesh.op_offload == base.op_offload)
+            & (mesh.lends_from == lends_from(base))
         ),
     ),
     Rule(
@@ -334,10 +350,13 @@ def _choices(key: _BySpace) -> Choices:
 
 def _mesh(space: Space, base: Settings) -> _Mesh:
     values = [_values(space, base, axis) for axis in AXES]
+    values[3] = [lends_from(base.replace(op_offload_min_batch=one)) for one in values[3]]
     placements, splits = with_splits(space, np.array(_placements(space, base)))
     sizes = [len(placements), *(len(one) for one in values)]
     i_place, *indices = np.indices(sizes).reshape(len(sizes), -1)
-    n_ubatch, flash, op_offload, min_batch = (np.array(one)[i] for one, i in zip(values, indices, strict=True))
+    n_ubatch, flash, op_offload, from_tokens, no_host = (
+        np.array(one)[i] for one, i in zip(values, indices, strict=True)
+    )
     has_devices, n_gpu_layers, n_cpu_moe = placements[i_place].T
     return _Mesh(
         has_devices=has_devices.astype(np.bool_),
@@ -347,7 +366,8 @@ def _mesh(space: Space, base: Settings) -> _Mesh:
         n_ubatch=n_ubatch.astype(np.int64),
         flash=flash != "disabled",
         op_offload=op_offload.astype(np.bool_),
-        lends_from=np.where(np.equal(min_batch, None), lends_from(base), min_batch).astype(np.int64),
+        lends_from=from_tokens.astype(np.int64),
+        no_host=no_host.astype(np.bool_),
     )
 
 
@@ -375,7 +395,7 @@ def _columns(space: Space, base: Settings, mesh: _Mesh, n_threads: Ints, n_threa
     )
     pinned = np.full(len(grid), not is_mapped(base))
     threads = {"n_threads": n_threads, "n_threads_batch": n_threads_batch}
-    return Columns.over(space.facts, grid, cards_of(space), **threads, is_pinned=pinned)
+    return Columns.over(space.facts, grid, cards_of(space), **threads, is_pinned=pinned, no_host=mesh.no_host)
 
 
 def _thread_pairs(space: Space, base: Settings) -> list[tuple[int, int]]:

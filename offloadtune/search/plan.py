@@ -21,6 +21,7 @@ from offloadtune.search.cost import is_feasible, result_cost
 from offloadtune.search.grid import IDLE, ruled_out, useful_ubatches
 from offloadtune.search.ladder import next_placement
 from offloadtune.search.lending import why_no_min_batch
+from offloadtune.search.pinning import why_no_no_host
 from offloadtune.search.space import Space, baseline_trials, can_fit, start_settings
 from offloadtune.search.splits import why_no_splits
 from offloadtune.units import format_bytes
@@ -113,6 +114,8 @@ def skipped(space: Space) -> tuple[str, ...]:
     reasons.append(f"{', '.join(_NEVER_VARIED)}: they stay as the front end has them, or as you or the self-test say")
     if space.has_devices and (why := why_no_min_batch(space, np.array(useful_ubatches(space, start_settings(space))))):
         reasons.append(f"op_offload_min_batch: {why}")
+    if space.has_devices and (why := why_no_no_host(space)):
+        reasons.append(f"no_host: {why}")
     if space.n_devices > 1 and (why := why_no_splits(space)):
         reasons.append(f"tensor_split: {why}")
     reasons.append("quantised KV cache: it changes the stored precision")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from offloadtune.speed import amounts_for, terms_of
 from offloadtune.speeds import DeviceRates, HostRates, Phase, Rig
 
 
-def space_of_prompt(n_prompt_new: int, device: str = "CUDA0", **given: object) -> Space:
+def space_of_prompt(n_prompt_new: int, device: str = "CUDA0", **given: Any) -> Space:
     space = lawful_space(n_prompt_new=n_prompt_new, n_ctx=4096, **given)
     return dataclasses.replace(space, device_names=(device,))
 
