@@ -376,7 +376,7 @@ class Settings:
     def settings_id(self) -> str:
         named = dataclasses.asdict(self)
         for name, unused in _YOUNGER.items():  # without them the names are those of older journals
-            if named[name] is unused:
+            if named[name] == unused:
                 del named[name]
         return _digest(named)[:12]
 

@@ -2,7 +2,10 @@
 
 space      what may be tried, where the search begins, what its answer is compared with
 cost       what a goal makes small
-columns    settings as arrays, with the bytes that they take
+columns    settings as arrays, with the bytes that they take of each device
+splits     how several devices divide the layers
+lending    from how many tokens on a device works for main memory
+pinning    main memory pinned for a device, or as the CPU likes it
 grid       all settings that may be tried together: axes, and rules with their reasons
 expecting  what the speed law says of them
 surrogate  what is believed of their cost: the law, and what trials showed that it does not know

@@ -35,7 +35,7 @@ def cards_of(space: Space) -> Cards:
     free, n_devices = space.device_free_bytes, len(space.device_free_bytes)
     names = space.device_names or ("",) * n_devices
     if named := {**space.kept, **space.fixed}.get("devices"):
-        by_name = dict(zip(names, free, strict=True))
+        by_name = dict(zip(names, free, strict=False))
         if not set(named) <= by_name.keys():
             return Cards(free_bytes=(space.device_bytes,))
         names, free = tuple(named), tuple(by_name[name] for name in named)
