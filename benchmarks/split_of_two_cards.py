@@ -1,9 +1,9 @@
 """Two unequal virtual cards: is the split that a sweep finds as fast as the best of a grid of splits?
 
 The cards are RPC servers of this machine whose CPUs have one thread and two, as much memory each as is asked for. A
-sweep over both finds a split of all layers. Then one worker loads the grid side by side, every division of the layers
-or 20 of them, with the sweep's other settings, and visits them in an order by chance, round by round. What the sweep
-chose is visited against the best of the grid, and against a second load of itself: that is the noise (A/A).
+sweep over both finds a split of all layers. Then one worker loads the grid side by side, 20 divisions with the other
+settings of that, and visits them in an order by chance, round by round. What the sweep chose is visited against the
+best of the grid, and against a second load of itself: that is the noise (A/A).
 
 Ends with 1, with --check, unless the split found takes at most 5 % longer than the grid's best, beyond that noise. To
 be run where nothing else runs.
@@ -41,7 +41,6 @@ FILE = ROOT / "gguf_models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 WORKLOAD = Workload(name="short", n_prefix_cached=0, n_prompt_new=512, n_gen=64)
 N_STEPS = 32
 HOST: dict[str, Any] = {"use_extra_bufts": False, "n_threads": 1, "n_threads_batch": 1}
-N_POINTS = 20
 ALLOWED_FRAC = 0.05
 _ASK_S = 300.0
 Split = tuple[float, ...]
@@ -85,9 +84,9 @@ def swept(endpoints: Sequence[str], n_layers: int, budget_s: float, options: arg
     return report.recommendation.trial.settings
 
 
-def grid_of(n_layers: int) -> list[Split]:
-    """Twenty divisions from all layers on the first card to all on the second."""
-    on_first = {round(i * n_layers / (N_POINTS - 1)) for i in range(N_POINTS)}
+def grid_of(n_layers: int, n_points: int) -> list[Split]:
+    """Divisions from all layers on the first card to all on the second."""
+    on_first = {round(i * n_layers / (n_points - 1)) for i in range(n_points)}
     return [(float(n), float(n_layers - n)) for n in sorted(on_first, reverse=True)]
 
 
@@ -121,7 +120,7 @@ def _words(ratio: Estimate) -> str:
 
 def compared(endpoints: Sequence[str], chosen: Settings, options: argparse.Namespace, n_layers: int) -> bool:
     """The table of the grid, and whether the split found is as good as its best."""
-    grid = {format_split(split, ","): split for split in grid_of(n_layers)}
+    grid = {format_split(split, ","): split for split in grid_of(n_layers, options.points)}
     times = turns(
         endpoints,
         {name: chosen.replace(tensor_split=split) for name, split in grid.items()},
@@ -153,6 +152,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=WORKLOAD.n_prompt_new, help="tokens read a turn")
     parser.add_argument("--gen", type=int, default=WORKLOAD.n_gen, help="tokens written a turn")
     parser.add_argument("--budget", type=float, default=300.0, help="seconds of the sweep")
+    parser.add_argument("--points", type=int, default=20, help="divisions of the grid")
     parser.add_argument("--grid-rounds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=12, help="of the comparison side by side")
     parser.add_argument("--seed", type=int, default=1)

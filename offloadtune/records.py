@@ -151,7 +151,10 @@ class NvmlGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One compute device of llama.cpp's own list; `kind` is gpu, igpu, accel or cpu."""
+    """One compute device of llama.cpp's own list; `kind` is gpu, igpu, accel or cpu.
+
+    `pins_host` where it offers main memory that it reads directly, None where it was not asked.
+    """
 
     name: str
     description: str
@@ -159,6 +162,7 @@ class Device:
     total_bytes: int
     free_bytes: int
     device_id: str | None = None
+    pins_host: bool | None = None
 
     @property
     def is_offload_target(self) -> bool:
@@ -406,7 +410,7 @@ class Settings:
     def settings_id(self) -> str:
         named = dataclasses.asdict(self)
         for name, unused in _YOUNGER.items():  # without them the names are those of older journals
-            if named[name] is unused:
+            if named[name] == unused:
                 del named[name]
         return _digest(named)[:12]
 

@@ -79,10 +79,10 @@ def largest_contexts(n_ctx_most: int, n_settings: int, do_fit: Callable[[Ints], 
 
 def grid_of(facts: GgufFacts, settings: Settings, **arrays: Ints) -> Grid:
     """`settings` with some fields as arrays."""
-    names = ("n_cpu_moe", "n_cpu_ffn", "n_batch", "n_ubatch", "n_seq_max", "n_outputs_max")
-    names += ("swa_full", "offload_kqv", "op_offload")
+    of_places = ("n_cpu_moe", "n_cpu_ffn", "swa_full", "offload_kqv", "op_offload")
+    of_sizes = ("n_batch", "n_ubatch", "n_seq_max", "n_outputs_max")
     one = Grid.of((settings,), facts.n_layer)
-    fields = {name: getattr(settings, name) for name in names}
+    fields = {name: getattr(settings, name) for name in (*of_places, *of_sizes)}
     fields |= {"n_gpu_layers": settings.n_gpu_layers, "n_ctx": settings.n_ctx, "unified": settings.kv_unified}
     fields |= {"lends_from": lends_from(settings)}
     fields |= {"k32": one.k32, "v32": one.v32, "flash": one.flash, "splits": one.splits}

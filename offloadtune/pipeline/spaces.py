@@ -14,6 +14,9 @@ from offloadtune.recalls import Question
 from offloadtune.records import EngineBuild, GgufFacts, Machine, Settings
 from offloadtune.sweeps import SweepRequest
 
+_OWN_LAYOUTS = ("REPACK", "AMX_INT8")
+"""What an engine says of its CPU where that stores quantised weights its own way."""
+
 
 def space_of(facts: GgufFacts, header: store.SweepHeader, kept: Mapping[str, Any] | None = None) -> search.Space:
     """What a sweep of `facts` under `header` may try.
@@ -47,6 +50,8 @@ def space_of(facts: GgufFacts, header: store.SweepHeader, kept: Mapping[str, Any
         device_names=tuple(device.name for device in machine.offload_devices),
         device_free_bytes=tuple(device.free_bytes for device in machine.offload_devices),
         limits=header.limits,
+        pins_host=any(device.pins_host for device in machine.offload_devices),
+        repacks=any(f"{name} = 1" in header.engine.system_info for name in _OWN_LAYOUTS),
     )
 
 

@@ -119,6 +119,7 @@ class SpeedMemory:
             type_name=self._facts.type_bytes[0][0] if self._facts.type_bytes else "",
             devices=of_engine if settings.devices is None else settings.devices,
             use_extra_bufts=settings.use_extra_bufts,
+            no_host=settings.no_host,
         )
 
 

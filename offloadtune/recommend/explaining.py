@@ -17,7 +17,7 @@ import numpy as np
 from offloadtune.footprint import estimate_footprints
 from offloadtune.recommend.evidence import Case, Round
 from offloadtune.records import Basis, Estimate, Outcome, Recommendation, Settings, TrialResult, Verdict
-from offloadtune.search import Space, differences, is_feasible, is_over_limit, ran_out
+from offloadtune.search import Space, differences, is_allowed, is_over_limit, ran_out
 from offloadtune.search.columns import Columns
 from offloadtune.search.expecting import LawsOf
 from offloadtune.search.grid import Choices
@@ -134,7 +134,8 @@ def _neighbours(case: Case, chosen: TrialResult) -> list[Neighbour]:
 def _order(neighbour: Neighbour, ours: Settings) -> tuple[bool, float]:
     """Those first that a little more or less memory would allow, then what is better, then what matters most."""
     settings, ratio = neighbour.settings, neighbour.cost_ratio
-    n_layers, n_away = settings.n_gpu_layers - ours.n_gpu_layers, settings.n_cpu_moe - ours.n_cpu_moe
+    n_layers = settings.n_gpu_layers - ours.n_gpu_layers
+    n_away = settings.n_cpu_moe - ours.n_cpu_moe or settings.n_cpu_ffn - ours.n_cpu_ffn
     if abs(n_layers) == 1 or n_away or settings.n_ctx != ours.n_ctx:
         return False, 0.0
     if ratio is None:
@@ -144,7 +145,7 @@ def _order(neighbour: Neighbour, ours: Settings) -> tuple[bool, float]:
 
 def _measured(case: Case, result: TrialResult, chosen: TrialResult) -> Estimate | None:
     """What the sweep itself showed of them, None where they did not run."""
-    if not is_feasible(result, case.space.limit_bytes):
+    if not is_allowed(case.space, result):
         return None
     theirs, ours = result.trial.settings, chosen.trial.settings
     shared = dataclasses.replace(case, rounds=[one for one in case.rounds if theirs in one and ours in one])
@@ -215,7 +216,7 @@ def _reckoned(case: Case, ours: Settings, others: Sequence[Settings]) -> list[Es
     space = case.space
     if space.laws is None or not others:
         return [None] * len(others)
-    ran = [one for one in case.results if is_feasible(one, space.limit_bytes)]
+    ran = [one for one in case.results if is_allowed(space, one)]
     choices = Choices(base=start_settings(space), columns=Columns.of(space.facts, others))
     try:
         law, apart = space.laws(ours), _apart(space, space.laws, ours, others)

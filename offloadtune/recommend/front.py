@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from offloadtune.recommend.evidence import Case, Round
 from offloadtune.records import Recommendation, TrialResult
-from offloadtune.search import Space, differences, is_feasible
+from offloadtune.search import Space, differences, is_allowed
 from offloadtune.search.acquire import is_as_fixed
 from offloadtune.sweeps import Front, FrontPoint
 
@@ -61,9 +61,7 @@ def pareto_front(
 ) -> Front:
     """What can be had for what, of all that ran within the user's limits and as the user fixed it."""
     case = Case(space=space, results=results, rounds=rounds)
-    ran = {
-        one.trial.settings: one for one in results if is_feasible(one, space.limit_bytes) and is_as_fixed(space, one)
-    }
+    ran = {one.trial.settings: one for one in results if is_allowed(space, one) and is_as_fixed(space, one)}
     chosen = ran.pop(answer.trial.settings, None)
     best_first = sorted(ran.values(), key=lambda one: case.figures(one).turn_s.p50)
     points = [_point(case, one, answer) for one in ([chosen] if chosen else []) + best_first]

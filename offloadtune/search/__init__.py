@@ -3,8 +3,11 @@
 words      what some settings have otherwise than others
 space      what may be tried, where the search begins, what its answer is compared with
 cost       what a goal makes small, and what limits allow
-columns    settings as arrays, with the bytes that they take
+columns    settings as arrays, with the bytes that they take of each device
 caches     what of the cache may be tried
+splits     how several devices divide the layers
+lending    from how many tokens on a device works for main memory
+pinning    main memory pinned for a device, or as the CPU likes it
 grid       all settings that may be tried together: axes, and rules with their reasons
 expecting  what the speed law says of them
 surrogate  what is believed of their cost: the law, and what trials showed that it does not know
@@ -15,6 +18,7 @@ ladder     placements until one runs; to the most that runs where no law says wh
 contexts   the largest context, for the goal that asks for it
 neighbours what lies one step from settings
 plan       all of it together: the next trial, and who is compared in the end
+skipping   what is left out, with reasons
 remedies   what would make settings fit that have no room
 """
 
@@ -35,8 +39,9 @@ from offloadtune.search.cost import (
     visit_cost,
 )
 from offloadtune.search.expecting import expected
-from offloadtune.search.plan import candidates, finalists, next_trial, skipped
+from offloadtune.search.plan import candidates, finalists, next_trial
 from offloadtune.search.remedies import Lack, Remedy, remedies
+from offloadtune.search.skipping import skipped
 from offloadtune.search.space import (
     FIT_MARGIN_BYTES,
     N_CTX_SHIPPED,

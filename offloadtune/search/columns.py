@@ -45,7 +45,7 @@ def cards_of(space: Space) -> Cards:
     free, n_devices = space.device_free_bytes, len(space.device_free_bytes)
     names = space.device_names or ("",) * n_devices
     if named := {**space.kept, **space.fixed}.get("devices"):
-        by_name = dict(zip(names, free, strict=True))
+        by_name = dict(zip(names, free, strict=False))
         if not set(named) <= by_name.keys():
             return Cards(free_bytes=(space.device_bytes,))
         names, free = tuple(named), tuple(by_name[name] for name in named)
@@ -67,6 +67,7 @@ class Columns:
     n_threads: Ints
     n_threads_batch: Ints
     is_pinned: Bools
+    no_host: Bools
     bytes_of_each: Ints
     compute_of_each: Ints
     least_of_each: Ints
@@ -100,6 +101,7 @@ class Columns:
             n_threads=np.array([one.n_threads for one in settings]),
             n_threads_batch=np.array([one.n_threads_batch for one in settings]),
             is_pinned=np.array([not is_mapped(one) for one in settings]),
+            no_host=np.array([one.no_host for one in settings], dtype=np.bool_),
         )
 
     @classmethod

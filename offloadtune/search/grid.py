@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offloadtune.footprint import BYTES_OF_32, Grid, has_dense_ffn, is_mapped
+from offloadtune.footprint import BYTES_OF_32, Grid, has_dense_ffn, is_mapped, lends_from
 from offloadtune.footprint.anatomy import Bools, Ints
 from offloadtune.records import Goal, Settings
 from offloadtune.search.caches import KV_NAMES, kv_types, offload_states, window_states
 from offloadtune.search.columns import Columns, cards_of
+from offloadtune.search.lending import min_batches, parts_the_prompt
+from offloadtune.search.pinning import has_much_on_host, no_hosts
 from offloadtune.search.space import Space, start_settings
 from offloadtune.search.splits import have_room, with_splits
 
@@ -63,6 +65,8 @@ class Choices:
             swa_full=bool(grid.swa_full[i]),
             type_k=KV_NAMES.get(int(grid.k32[i]), self.base.type_k),
             type_v=KV_NAMES.get(int(grid.v32[i]), self.base.type_v),
+            no_host=bool(columns.no_host[i]),
+            op_offload_min_batch=self._min_batch(int(grid.lends_from[i])),
         )
 
     def index_of(self, settings: Settings) -> int | None:
@@ -77,7 +81,7 @@ class Choices:
     @cached_property
     def placements(self) -> Ints:
         """A number for each candidate, the same for those that share a load."""
-        return _placement_numbers(self.columns.grid)
+        return _placement_numbers(self.columns.grid) * 2 + self.columns.no_host
 
     @cached_property
     def axes(self) -> dict[str, NDArray[Any]]:
@@ -100,6 +104,10 @@ class Choices:
         """n_gpu_layers as asked: what the user fixed may be more than there are."""
         asked = self.base.n_gpu_layers
         return np.full(len(self), asked) if asked else self.columns.grid.n_gpu_layers
+
+    def _min_batch(self, from_tokens: int) -> int | None:
+        own = self.base.op_offload_min_batch
+        return own if from_tokens == lends_from(self.base) else from_tokens
 
     @cached_property
     def _splits(self) -> list[tuple[float, ...] | None]:
@@ -128,6 +136,8 @@ class Choices:
             grid.offload_kqv,
             grid.swa_full,
             grid.v32,
+            grid.lends_from,
+            columns.no_host,
             columns.n_threads,
             columns.n_threads_batch,
         )
@@ -147,6 +157,8 @@ def _key(settings: Settings) -> tuple[Any, ...]:
         settings.offload_kqv,
         settings.swa_full,
         BYTES_OF_32[settings.type_v],
+        lends_from(settings),
+        settings.no_host,
         settings.n_threads,
         settings.n_threads_batch,
         settings.tensor_split,
@@ -190,7 +202,10 @@ AXES = (
     Axis(name="offload_kqv", values=offload_states),
     Axis(name="swa_full", values=window_states),
     Axis(name="type_v", values=kv_types),
+    Axis(name="op_offload_min_batch", values=min_batches),
+    Axis(name="no_host", values=no_hosts),
 )
+_I_LENT = [axis.name for axis in AXES].index("op_offload_min_batch")
 THREADS = (Axis(name="n_threads", values=_thread_counts), Axis(name="n_threads_batch", values=_thread_counts))
 
 
@@ -250,6 +265,8 @@ class _Mesh:
     offload_kqv: Bools
     swa_full: Bools
     v32: Ints
+    lends_from: Ints
+    no_host: Bools
 
     def __getitem__(self, chosen: Bools | Ints) -> _Mesh:
         return _Mesh(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
@@ -285,6 +302,28 @@ RULES = (
         allows=lambda space, base, mesh: (
             (mesh.op_offload == base.op_offload)
             | (mesh.has_devices & ((mesh.n_gpu_layers < space.everything) | (mesh.n_cpu_moe + mesh.n_cpu_ffn > 0)))
+        ),
+    ),
+    Rule(
+        why="where it lends all of a prompt, or nothing, op_offload says as much",
+        allows=lambda space, base, mesh: (
+            (mesh.lends_from == lends_from(base))
+            | (
+                mesh.has_devices
+                & mesh.op_offload
+                & ((mesh.n_gpu_layers < space.everything) | (mesh.n_cpu_moe + mesh.n_cpu_ffn > 0))
+            )
+            & parts_the_prompt(space, base, mesh.n_ubatch, mesh.lends_from)
+        ),
+    ),
+    Rule(
+        why="how the CPU stores weights counts where it has many, and then no device works for it",
+        allows=lambda space, base, mesh: (
+            (mesh.no_host == base.no_host)
+            | mesh.has_devices
+            & has_much_on_host(space, mesh.n_gpu_layers, mesh.n_cpu_moe + mesh.n_cpu_ffn)
+            & (mesh.op_offload == base.op_offload)
+            & (mesh.lends_from == lends_from(base))
         ),
     ),
     Rule(
@@ -376,11 +415,12 @@ def _is_needlessly_away(space: Space, base: Settings, mesh: _Mesh) -> Bools:
 
 def _mesh(space: Space, base: Settings) -> _Mesh:
     values = [_values(space, base, axis) for axis in AXES]
+    values[_I_LENT] = [lends_from(base.replace(op_offload_min_batch=one)) for one in values[_I_LENT]]
     placements, splits = with_splits(space, np.array(_placements(space, base)))
     sizes = [len(placements), *(len(one) for one in values)]
     i_place, *indices = np.indices(sizes).reshape(len(sizes), -1)
     columns = (np.array(one)[i] for one, i in zip(values, indices, strict=True))
-    n_ubatch, flash, op_offload, offload_kqv, swa_full, type_v = columns
+    n_ubatch, flash, op_offload, offload_kqv, swa_full, type_v, from_tokens, no_host = columns
     has_devices, n_gpu_layers, n_cpu_moe, n_cpu_ffn = placements[i_place].T
     return _Mesh(
         has_devices=has_devices.astype(np.bool_),
@@ -394,6 +434,8 @@ def _mesh(space: Space, base: Settings) -> _Mesh:
         offload_kqv=offload_kqv.astype(np.bool_),
         swa_full=swa_full.astype(np.bool_),
         v32=np.array([BYTES_OF_32[name] for name in type_v.tolist()], dtype=np.int64),
+        lends_from=from_tokens.astype(np.int64),
+        no_host=no_host.astype(np.bool_),
     )
 
 
@@ -412,6 +454,7 @@ def _columns(space: Space, base: Settings, mesh: _Mesh, n_threads: Ints, n_threa
         swa_full=mesh.swa_full,
         offload_kqv=mesh.offload_kqv,
         op_offload=mesh.op_offload,
+        lends_from=mesh.lends_from,
         unified=base.kv_unified,
         k32=np.where(mesh.v32 == one.v32, one.k32, mesh.v32),
         v32=mesh.v32,
@@ -421,7 +464,7 @@ def _columns(space: Space, base: Settings, mesh: _Mesh, n_threads: Ints, n_threa
     )
     pinned = np.full(len(grid), not is_mapped(base))
     threads = {"n_threads": n_threads, "n_threads_batch": n_threads_batch}
-    return Columns.over(space.facts, grid, cards_of(space), **threads, is_pinned=pinned)
+    return Columns.over(space.facts, grid, cards_of(space), **threads, is_pinned=pinned, no_host=mesh.no_host)
 
 
 def _thread_pairs(space: Space, base: Settings) -> list[tuple[int, int]]:
@@ -461,6 +504,7 @@ def _placement_numbers(grid: Grid) -> Ints:
     for away in (grid.n_cpu_moe, grid.n_cpu_ffn):
         found = found * (int(away.max(initial=0)) + 1) + away
     found = found * 2 + grid.has_devices
+    found = found * (int(grid.lends_from.max(initial=0)) + 1) + grid.lends_from
     if grid.splits is None:
         return found
     rows, number = np.unique(grid.splits, axis=0, return_inverse=True)

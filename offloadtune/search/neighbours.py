@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from offloadtune.footprint import has_dense_ffn
 from offloadtune.records import Settings
 from offloadtune.search.grid import IDLE, THREADS, useful_ubatches
 from offloadtune.search.space import Space, start_settings
@@ -42,21 +43,31 @@ def _layers(space: Space, settings: Settings) -> Iterator[Settings]:
     several = max(2, round(space.everything * _SEVERAL_FRAC))
     now = space.everything if settings.n_gpu_layers < 0 else min(settings.n_gpu_layers, space.everything)
     devices = settings.devices if settings.offloads else start_settings(space).devices
-    least = 0 if settings.n_cpu_moe == 0 else space.everything - settings.n_cpu_moe + 1
+    n_away = max(settings.n_cpu_moe, settings.n_cpu_ffn)
+    least = 0 if n_away == 0 else space.everything - n_away + 1
     for n in (1, several, -1, -several):
         if max(least, 0) <= now + n <= space.everything:
             yield settings.replace(n_gpu_layers=now + n, devices=devices)
 
 
-def _experts(space: Space, settings: Settings) -> Iterator[Settings]:
-    """The experts of one block more in main memory, and of one block fewer."""
-    if not space.facts.n_expert or not settings.offloads:
-        return
-    n_there_already = max(space.everything - settings.n_gpu_layers, 0)
-    now = max(settings.n_cpu_moe, n_there_already)
-    for n in (now + 1, now - 1):
-        if n_there_already <= n <= space.facts.n_layer:
-            yield settings.replace(n_cpu_moe=n if n > n_there_already else 0)
+def _away(name: str) -> Callable[[Space, Settings], Iterator[Settings]]:
+    """The experts, or the feed-forward weights, of one block more in main memory, and of one block fewer."""
+
+    def found(space: Space, settings: Settings) -> Iterator[Settings]:
+        has_any = space.facts.n_expert > 0 if name == "n_cpu_moe" else _has_ffn_axis(space)
+        if not has_any or not settings.offloads:
+            return
+        n_there_already = max(space.everything - settings.n_gpu_layers, 0)
+        now = max(getattr(settings, name), n_there_already)
+        for n in (now + 1, now - 1):
+            if n_there_already <= n <= space.facts.n_layer:
+                yield settings.replace(**{name: n if n > n_there_already else 0})
+
+    return found
+
+
+def _has_ffn_axis(space: Space) -> bool:
+    return not space.facts.n_expert and has_dense_ffn(space.facts)
 
 
 def _context(space: Space, settings: Settings) -> Iterator[Settings]:
@@ -99,7 +110,8 @@ def _threads(name: str) -> Callable[[Space, Settings], Iterator[Settings]]:
 
 
 def _works_on_host(space: Space, settings: Settings) -> bool:
-    return not settings.offloads or 0 <= settings.n_gpu_layers < space.everything or settings.n_cpu_moe > 0
+    is_part = 0 <= settings.n_gpu_layers < space.everything
+    return not settings.offloads or is_part or settings.n_cpu_moe + settings.n_cpu_ffn > 0
 
 
 def _next_to(value: int, values: Any) -> list[int]:
@@ -111,7 +123,8 @@ def _next_to(value: int, values: Any) -> list[int]:
 
 STEPS = (
     Step(name="n_gpu_layers", of=_layers),
-    Step(name="n_cpu_moe", of=_experts),
+    Step(name="n_cpu_moe", of=_away("n_cpu_moe")),
+    Step(name="n_cpu_ffn", of=_away("n_cpu_ffn")),
     Step(name="n_ctx", of=_context),
     Step(name="n_ubatch", of=_ubatches),
     Step(name="flash_attn_type", of=_flash),

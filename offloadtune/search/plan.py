@@ -1,9 +1,9 @@
-"""The plan of a sweep: which trial is next, who is compared in the end, and what is left out.
+"""The plan of a sweep: which trial is next, and who is compared in the end.
 
 Order: placements until the first that runs (ladder.py); what the answer is compared with, the CPU alone and what the
 target would do unasked; then whatever promises most for its time among all settings together (acquire.py), by the
 speed law and by what trials showed (surrogate.py). Where no law says what more layers are worth the ladder is climbed
-to its end before. Only settings that leave the stored precision of weights and cache alone are ever proposed.
+to its end before. Settings that lower the stored precision of the cache are proposed only where the user allows it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from offloadtune.footprint import estimate_footprint
 from offloadtune.records import Goal, Outcome, Settings, Trial, TrialResult
 from offloadtune.search.acquire import is_as_fixed, is_open, next_best
 from offloadtune.search.contexts import largest_context, next_context
 from offloadtune.search.cost import is_allowed, keeps_limits, result_rank
-from offloadtune.search.grid import choices_of, idle_axes, ruled_out
+from offloadtune.search.grid import choices_of
 from offloadtune.search.ladder import next_placement
 from offloadtune.search.room import wall_of
 from offloadtune.search.space import Space, baseline_trials, can_fit, can_hold, start_settings
-from offloadtune.search.splits import why_no_splits
-from offloadtune.units import format_bytes
 
 _N_BEST_FINALISTS = 3
 _CHANCE_LEAST = 0.1
-_NEVER_VARIED = ("load_mode", "use_extra_bufts")
 
 
 def next_trial(space: Space, results: Sequence[TrialResult]) -> Trial | None:
@@ -104,42 +100,6 @@ def _counted(space: Space, settings: Settings) -> Settings:
     if not space.counts_reading:
         return settings.replace(n_batch=1, n_ubatch=1, n_threads_batch=1, op_offload=True)
     return settings if space.counts_writing else settings.replace(n_threads=1)
-
-
-def skipped(space: Space) -> tuple[str, ...]:
-    """What is left out, each with its reason."""
-    reasons = []
-    full = start_settings(space).replace(n_gpu_layers=space.everything)
-    if space.has_devices and not can_fit(space, full):
-        needed = estimate_footprint(space.facts, full).least_bytes
-        whose = "you allow" if space.limit_bytes == space.device_bytes else "the device has"
-        reasons.append(
-            f"all {space.everything} layers on the device: by the header's arithmetic they need at least "
-            f"{format_bytes(needed)}, {whose} {format_bytes(space.device_bytes)}"
-        )
-    if not space.counts_reading:
-        reasons.append(
-            f"n_ubatch above {start_settings(space).n_ubatch}: where only tokens count it could but take room"
-        )
-    elif space.workload.n_prompt_new <= 512:
-        reasons.append(f"n_ubatch above 512: a prompt of {space.workload.n_prompt_new} new tokens is one batch already")
-    if idle := idle_axes(space):
-        reasons.append(f"other values of {' and '.join(idle)}: they change nothing that the goal {space.goal} counts")
-    reasons += ruled_out(space)
-    if not space.has_devices:
-        reasons.append("n_gpu_layers, n_cpu_moe, n_cpu_ffn and op_offload: the engine lists no device")
-    elif not space.facts.n_expert:
-        reasons.append("n_cpu_moe: the model has no experts")
-    else:
-        reasons.append("n_cpu_ffn: of a mixture the experts are what main memory can take most of")
-    reasons.append(f"{', '.join(_NEVER_VARIED)}: they stay as the front end has them, or as you or the self-test say")
-    if space.n_devices > 1 and (why := why_no_splits(space)):
-        reasons.append(f"tensor_split: {why}")
-    if not any(space.facts.is_swa):
-        reasons.append("swa_full: the model has no sliding window")
-    if not space.allow_kv_quant:
-        reasons.append("quantised KV cache: it changes the stored precision; --allow-kv-quant tries it")
-    return tuple(reasons)
 
 
 def _price_of_context(space: Space, results: Sequence[TrialResult]) -> Trial | None:

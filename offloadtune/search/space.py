@@ -31,6 +31,7 @@ class Space:
     `runtime_bytes` is what earlier trials took of the devices beyond any footprint, 0 where none has told.
     `n_devices` take layers; `device_names` are theirs and `device_free_bytes` what each of them has free, in the
     engine's order, whatever the user's limit is; () where that is not known.
+    `pins_host` where a device offers pinned memory of the host, `repacks` where the CPU has layouts of its own.
     Cores and threads are those this process may use; `n_os_cpus` counts all of the system's, as front ends do.
     `laws` says what is believed of the speed of settings like those given, None where nothing is to be foretold.
     """
@@ -55,6 +56,8 @@ class Space:
     n_devices: int = 1
     device_names: tuple[str, ...] = ()
     device_free_bytes: tuple[int, ...] = ()
+    pins_host: bool = False
+    repacks: bool = False
     laws: Callable[[Settings], Laws] | None = field(default=None, compare=False, repr=False)
     limits: Limits = NO_LIMITS
 

@@ -111,7 +111,7 @@ def split_candidates(space: Space, settings: Settings, n_most: int = N_SPLITS_MO
     splits, _ = _that_fit(space, settings, cards)
     is_own = (splits == _by_free_memory(space, cards, k)).all(axis=1)
     splits = splits[~is_own]
-    return splits[_far_apart(splits, _filled_in_turn(splits), n_most)] if len(splits) else splits
+    return np.asarray(splits[_far_apart(splits, _filled_in_turn(splits), n_most)] if len(splits) else splits)
 
 
 def _most_even(space: Space, settings: Settings) -> Ints:
@@ -136,7 +136,8 @@ def _that_fit(space: Space, settings: Settings, cards: Cards) -> tuple[Ints, Flo
     layers = np.full(len(splits), settings.n_gpu_layers, dtype=np.int64)
     ones = np.ones_like(layers)
     grid = grid_of(space.facts, settings, n_gpu_layers=layers, splits=splits)
-    columns = Columns.over(space.facts, grid, cards, n_threads=ones, n_threads_batch=ones, is_pinned=ones > 1)
+    unused = {"n_threads": ones, "n_threads_batch": ones, "is_pinned": ones > 1, "no_host": ones > 1}
+    columns = Columns.over(space.facts, grid, cards, **unused)
     fits = have_room(space, columns, cards)
     return splits[fits], (columns.bytes_of_each / _free_of(cards)).max(axis=0)[fits]
 

@@ -132,7 +132,7 @@ def _ubatch_on_host(view: View, _: Phase, *, n: int) -> Floats:
 
 
 def _on_device(view: View, _: Phase, *, i: int) -> Floats:
-    return view.foretold.device_shares[i]
+    return np.asarray(view.foretold.device_shares[i])
 
 
 def _filled_beyond(view: View, _: Phase, *, part: float) -> Floats:
@@ -233,6 +233,19 @@ def _traits(n_ubatches: Sequence[int], n_devices: int) -> list[Trait]:
             width=0.1,
             in_decode=0.0,
             values=lambda view, _: _one_where(~view.columns.grid.op_offload & view.columns.works_on_host),
+        ),
+        Trait(
+            name="main memory as the CPU likes it",
+            is_axis=True,
+            width=0.2,
+            values=lambda view, _: view.columns.no_host * view.host,
+        ),
+        Trait(
+            name="nothing lent of what the CPU stores its own way",
+            is_axis=True,
+            width=0.3,
+            in_decode=0.0,
+            values=lambda view, _: view.columns.no_host * view.foretold.link_share,
         ),
         *(
             Trait(

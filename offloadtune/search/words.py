@@ -29,8 +29,9 @@ _VARIED: dict[str, Callable[[Any], str]] = {
     "op_offload": lambda is_on: f"op offload {'on' if is_on else 'off'}",
     "tensor_split": lambda shares: f"split {format_split(shares, ',')}" if shares else "split by free memory",
     "op_offload_min_batch": lambda n: (
-        f"op offload from {n} tokens" if n is not None else "op offload as the engine has it"
+        "work lent as the engine has it" if n is None else f"work lent from {n} tokens on"
     ),
+    "no_host": lambda is_on: f"main memory {'as the CPU likes it' if is_on else 'pinned for the device'}",
     "offload_kqv": lambda is_on: f"the cache {'with its layers' if is_on else 'in main memory'}",
     "swa_full": lambda is_on: "the whole cache of sliding windows" if is_on else "no cache outside sliding windows",
     "type_k": lambda name: f"K of {name}",
@@ -38,7 +39,7 @@ _VARIED: dict[str, Callable[[Any], str]] = {
 }
 """What a search varies besides layers; whatever else differs is written as name=value."""
 
-_OF_DEVICES = {"n_cpu_moe", "n_cpu_ffn", "op_offload", "op_offload_min_batch", "offload_kqv", "tensor_split"}
+_OF_DEVICES = {"n_cpu_moe", "n_cpu_ffn", "op_offload", "op_offload_min_batch", "no_host", "offload_kqv", "tensor_split"}
 """What changes nothing without a device."""
 
 

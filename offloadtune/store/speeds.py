@@ -59,6 +59,7 @@ class RunKind:
     type_name: str
     devices: tuple[str, ...]
     use_extra_bufts: bool
+    no_host: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

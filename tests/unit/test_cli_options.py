@@ -157,8 +157,13 @@ def test_every_offered_setting_can_be_fixed() -> None:
     names = refusal(options.fixed_settings, ["zzz"]).hint.removeprefix("use one of ").removesuffix(", as NAME=VALUE")
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
     for name in names.split(", "):
-        if name != "tensor_split":  # left to the engine by leaving it out
+        if name not in {"tensor_split", "op_offload_min_batch"}:  # left to the engine by leaving them out
             assert options.fixed_settings([f"{name}={defaults[name]}"]) == {name: defaults[name]}
+
+
+def test_from_how_many_tokens_on_work_is_lent() -> None:
+    assert options.fixed_settings(["op_offload_min_batch=64"]) == {"op_offload_min_batch": 64}
+    assert "needs a whole number" in str(refusal(options.fixed_settings, ["op_offload_min_batch=-1"]))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from offloadtune.errors import ExportError, UsageError
 from offloadtune.export import Profile, read_profile, render_command, render_profile, render_snippet, write_text
 from offloadtune.export.llama_cpp_python import llama_kwargs
 from offloadtune.export.llama_server import llama_server_words
-from offloadtune.records import Machine, Settings, Target, Trial
+from offloadtune.records import MIN_BATCH_VARIABLE, Machine, Settings, Target, Trial
 
 PLAIN_PATH = Path("/models/SmolLM2-135M-Instruct.Q4_1.gguf")
 HOSTILE_PATHS = {
@@ -123,6 +123,29 @@ def test_the_recipe_reaches_what_llama_cannot_say(monkeypatch: pytest.MonkeyPatc
     assert said == {"model_path": str(PLAIN_PATH), **llama_kwargs(CPU_ONLY)}
     assert params.use_extra_bufts is False
     assert params.devices.value  # a list that ends at once, which is not the same as no list
+
+
+def test_what_the_engine_reads_from_the_environment_is_there_before_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = SETTINGS.replace(op_offload_min_batch=64)
+    for changed in (settings, settings.replace(no_host=True)):
+        monkeypatch.setenv(MIN_BATCH_VARIABLE, "")
+        text = render_snippet(changed, PLAIN_PATH)
+        assert text.index(MIN_BATCH_VARIABLE) < text.index("llama_cpp")
+        said, params = execute(text, monkeypatch)
+        assert os.environ[MIN_BATCH_VARIABLE] == "64"
+        assert said == {"model_path": str(PLAIN_PATH), **llama_kwargs(SETTINGS)}
+        assert getattr(params, "no_host", False) == changed.no_host
+
+
+def test_the_command_names_the_environment_of_the_server() -> None:
+    settings = SERVER_SETTINGS.replace(op_offload_min_batch=64, no_host=True)
+    words = words_of(render_command(settings, PLAIN_PATH))
+    assert words[:3] == ["env", f"{MIN_BATCH_VARIABLE}=64", "llama-server"]
+    assert llama_server_words(settings, PLAIN_PATH) == words
+    assert "--no-host" in words
+    assert "--no-host" not in words_of(render_command(SERVER_SETTINGS, PLAIN_PATH))
 
 
 def test_the_recipe_keeps_the_experts_of_the_first_blocks_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,6 +339,7 @@ SWITCHES = {
     "--no-kv-offload": ("offload_kqv", False),
     "--no-op-offload": ("op_offload", False),
     "--no-repack": ("use_extra_bufts", False),
+    "--no-host": ("no_host", True),
     "--swa-full": ("swa_full", True),
     "--kv-unified": ("kv_unified", True),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import types
@@ -14,7 +15,7 @@ from sample_records import SETTINGS
 
 from offloadtune.errors import ExportError
 from offloadtune.export import llama_cpp_server_words, llama_kwargs, render_server_program
-from offloadtune.records import Settings
+from offloadtune.records import MIN_BATCH_VARIABLE, Settings
 
 PATH = Path("/models/it's [the] best {0}.gguf")
 RECIPE = SETTINGS.replace(devices=("RPC0", "CUDA0"), use_extra_bufts=False)
@@ -70,6 +71,20 @@ def test_the_program_changes_the_defaults_and_starts_the_server(monkeypatch: pyt
     assert low.started == ["program.py"]
     assert vars(low.llama_model_default_params()) == {"use_extra_bufts": False}
     assert vars(low.llama_context_default_params()) == {"op_offload": False, "swa_full": False}
+
+
+def test_the_program_sets_what_the_engine_reads_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MIN_BATCH_VARIABLE, "")
+    low = listening_server(monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["program.py"])
+    for settings in (SETTINGS, SETTINGS.replace(no_host=True)):
+        program = render_server_program(settings.replace(op_offload_min_batch=128), PATH)
+        assert program
+        assert program.index(MIN_BATCH_VARIABLE) < program.index("from llama_cpp")
+        exec(compile(program, "program", "exec"), {})  # noqa: S102 - our own text
+        assert os.environ[MIN_BATCH_VARIABLE] == "128"
+        assert getattr(low.llama_model_default_params(), "no_host", False) == settings.no_host
+    assert low.started
 
 
 def listening_server(monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,11 +27,11 @@ FACTS = made_up_facts((10 * MIB,) * 12)
 PLENTY = 4 << 30
 
 
-def space_on(*free_bytes: int, n_layer: int = 12, facts: GgufFacts | None = None, **changes: object) -> Space:
+def space_on(*free_bytes: int, n_layer: int = 12, facts: GgufFacts | None = None, **changes: Any) -> Space:
     facts = facts or made_up_facts((10 * MIB,) * n_layer)
     space = made_up_space(facts, device_bytes=sum(free_bytes), target=Target.LLAMA_SERVER)
     changes = {"n_devices": len(free_bytes), "device_free_bytes": free_bytes, "lists_devices": True, **changes}
-    return dataclasses.replace(space, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(space, **changes)
 
 
 def found_of(space: Space, settings: Settings = SETTINGS, n_most: int = N_SPLITS_MOST) -> list[tuple[int, ...]]:
@@ -184,7 +185,7 @@ def test_no_candidate_needs_more_of_a_device_than_it_has() -> None:
     ],
     ids=str,
 )
-def test_why_none_is_tried_is_told(changes: dict[str, object], why: str) -> None:
+def test_why_none_is_tried_is_told(changes: dict[str, Any], why: str) -> None:
     space = space_on(PLENTY, PLENTY, **changes)
     assert why in why_no_splits(space)
     assert bool(why) == any(one.startswith("tensor_split: ") for one in skipped(space))
@@ -201,7 +202,7 @@ def test_what_the_user_holds_is_not_varied(fixed: dict[str, object]) -> None:
 
 
 def test_named_devices_are_divided_over_by_what_they_have() -> None:
-    names = {"device_names": ("A", "B", "C"), "fixed": {"devices": ("C", "A")}}
+    names: dict[str, Any] = {"device_names": ("A", "B", "C"), "fixed": {"devices": ("C", "A")}}
     space = space_on(PLENTY, 2 * PLENTY, 3 * PLENTY, **names)
     assert cards_of(space).free_bytes == (3 * PLENTY, PLENTY)
     assert {len(split) for _, split in layers_and_splits(space) if split} == {2}

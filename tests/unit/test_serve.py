@@ -33,6 +33,16 @@ def test_its_exit_code_is_ours(script: str, code: int) -> None:
     assert process.returncode == code
 
 
+def test_variables_named_before_it_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(EngineError, match="llama-server is not on PATH"):
+        run_server(["env", "A=1", "llama-server", "--model", "a=b"])
+    monkeypatch.undo()
+    code = "from offloadtune.serve import run_server; run_server(['env', 'A=1=2', 'B=', 'sh', '-c', 'echo $A-$B-'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1=2--\n"
+
+
 def test_it_reads_what_we_are_given() -> None:
     with started("cat") as process:
         assert process.communicate("words", timeout=30)[0] == "before words"

@@ -60,6 +60,9 @@ _AbortCallback = ctypes.CFUNCTYPE(None, c_char_p)
 set_abort_callback = bind("ggml_set_abort_callback", c_void_p, _AbortCallback)
 
 
+_CAP_HOST_BUFFER = 1  # of ggml_backend_dev_caps: async, host_buffer, ...
+
+
 class _DeviceProps(ctypes.Structure):
     """struct ggml_backend_dev_props; the tail is room for capabilities that later versions add."""
 
@@ -200,6 +203,7 @@ def describe_device(device: int) -> dict[str, Any]:
         "total_bytes": total_bytes,
         "free_bytes": free_bytes,
         "device_id": props.device_id.decode() if props.device_id else None,
+        "pins_host": bool(props.caps[_CAP_HOST_BUFFER]),
     }
 
 
