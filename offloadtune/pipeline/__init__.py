@@ -24,6 +24,7 @@ speed_memory what runs showed of it
 foresight    what a sweep expects of a trial's speed, for as long as that proves right
 sweeping     one sweep from its checks to its answer
 checking     what cannot be measured is refused first
+diverging    what a coarser cache does to the answers
 measuring    one sweep under way: self-test, trials, rounds side by side
 resuming     what the same sweep measured before
 spaces       what it may try

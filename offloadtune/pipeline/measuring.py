@@ -18,6 +18,7 @@ from offloadtune.engine import Runner, VisitPlan, is_gone, self_test
 from offloadtune.errors import StoreError
 from offloadtune.pipeline.checking import check_memory
 from offloadtune.pipeline.devices import DeviceMemory
+from offloadtune.pipeline.diverging import divergence_words
 from offloadtune.pipeline.foresight import Foresight
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.journals import side_by_side
@@ -55,6 +56,7 @@ class Measuring:
         self.start_s = time.monotonic()
         self.started_at = datetime.now(UTC)
         self.is_interrupted = False
+        self.divergence = ""
         self.running: Trial | None = None
         for one in standing_now(request.endpoints):
             listen(Said(text=one.words))
@@ -91,6 +93,7 @@ class Measuring:
         try:
             self._screen()
             self._compare()
+            self._measure_divergence()
         except KeyboardInterrupt:
             with deaf():
                 self._stop()
@@ -98,6 +101,19 @@ class Measuring:
             if self.best() is None:
                 raise
             self.listen(Said(text=f"Warning: {error} The sweep ends here, with what is known."))
+
+    def _measure_divergence(self) -> None:
+        """What the recommended cache does to answers, where it is coarser than f16."""
+        best = self.best()
+        chosen = next((one for one in self.results if best and one.trial == best.trial), None)
+        if chosen is not None and not self.is_gone:
+            left_s = self._remaining_s()
+            self.divergence = divergence_words(self.runner, chosen, self.request.workload, remaining_s=left_s)
+
+    def answer(self) -> Recommendation | None:
+        """The answer, with what was found out about it alone."""
+        best = self.best()
+        return best and dataclasses.replace(best, reasons=(*best.reasons, *filter(None, (self.divergence,))))
 
     def _stop(self) -> None:
         self.is_interrupted = True
