@@ -79,8 +79,8 @@ def largest_contexts(n_ctx_most: int, n_settings: int, do_fit: Callable[[Ints], 
 
 def grid_of(facts: GgufFacts, settings: Settings, **arrays: Ints) -> Grid:
     """`settings` with some fields as arrays."""
-    names = ("n_cpu_moe", "n_cpu_ffn", "n_batch", "n_ubatch", "n_seq_max", "n_outputs_max")
-    names += ("swa_full", "offload_kqv", "op_offload")
+    names = ["n_cpu_moe", "n_cpu_ffn", "n_batch", "n_ubatch", "n_seq_max", "n_outputs_max"]
+    names += ["swa_full", "offload_kqv", "op_offload"]
     one = Grid.of((settings,), facts.n_layer)
     fields = {name: getattr(settings, name) for name in names}
     fields |= {"n_gpu_layers": settings.n_gpu_layers, "n_ctx": settings.n_ctx, "unified": settings.kv_unified}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from offloadtune import search
 from offloadtune.engine import Runner, TrialFailedError
 from offloadtune.footprint import BYTES_OF_32
-from offloadtune.records import TrialResult, Workload
+from offloadtune.records import Settings, TrialResult, Workload
 
 _N_LAST = 64
 _N_PROMPT_MOST = 2048
@@ -19,7 +19,7 @@ _LEAST_S = 60.0
 def divergence_words(runner: Runner, chosen: TrialResult, workload: Workload, *, remaining_s: float) -> str:
     """A sentence on how answers change, "" where the cache is not coarser than f16; says why where it is not known."""
     settings = chosen.trial.settings
-    if min(BYTES_OF_32[name] for name in (settings.type_k, settings.type_v)) >= BYTES_OF_32["f16"]:
+    if not _is_coarse(settings):
         return ""
     what = f"The KV cache is {settings.type_v}"
     try:
@@ -31,6 +31,20 @@ def divergence_words(runner: Runner, chosen: TrialResult, workload: Workload, *,
     same = f"same top token in {found.n_same_top} of {found.n_tokens}"
     text = f"{n_prompt} tokens of text"
     return f"{what}: against an f16 cache, KL divergence {found.kl_nats:.4f}, {same}, after {text}."
+
+
+def unknown_words(settings: Settings) -> str:
+    """The sentence of a sweep that ended before it was measured, "" where there was no need."""
+    if not _is_coarse(settings):
+        return ""
+    return (
+        f"The KV cache is {settings.type_v}, of lower precision than f16; how that changes answers was not measured: "
+        "the sweep was stopped."
+    )
+
+
+def _is_coarse(settings: Settings) -> bool:
+    return min(BYTES_OF_32[name] for name in (settings.type_k, settings.type_v)) < BYTES_OF_32["f16"]
 
 
 def _n_prompt(chosen: TrialResult, workload: Workload) -> int:

@@ -8,7 +8,7 @@ import pytest
 from sample_records import SETTINGS
 
 from offloadtune.engine import Runner, TrialFailedError
-from offloadtune.pipeline.diverging import divergence_words
+from offloadtune.pipeline.diverging import divergence_words, unknown_words
 from offloadtune.records import Divergence, Outcome, Settings, Target, Trial, TrialResult, Visit, Workload
 
 WORKLOAD = Workload(name="made up", n_prefix_cached=1000, n_prompt_new=4000, n_gen=100, n_parallel=1)
@@ -42,7 +42,7 @@ def ran(settings: Settings, prefill_tok_per_s: float = 1e6) -> TrialResult:
         sample_ns=(1,),
     )
     trial = Trial(settings=settings, target=Target.LLAMA_SERVER, why="x")
-    return TrialResult(trial=trial, outcome=Outcome.OK, visits=(visit,))
+    return TrialResult(trial=trial, outcome=Outcome.OK, reason="", visits=(visit,))
 
 
 def said(runner: Comparing, result: TrialResult, remaining_s: float = 100.0) -> str:
@@ -83,3 +83,8 @@ def test_it_is_measured_beyond_the_budget_and_told_where_it_cannot_be() -> None:
     text = said(runner, ran(COARSE), remaining_s=-3.0)
     assert runner.asked[0]["timeout_s"] >= 30
     assert text.endswith("how that changes answers could not be measured: CUDA0 is full.")
+
+
+def test_a_sweep_that_was_stopped_says_that_it_is_not_known() -> None:
+    assert "was not measured: the sweep was stopped" in unknown_words(COARSE)
+    assert not unknown_words(SETTINGS.replace(type_k="f16", type_v="f16"))
