@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from offloadtune import search
 from offloadtune.engine import Runner, TrialFailedError
 from offloadtune.footprint import BYTES_OF_32
-from offloadtune.records import Settings, TrialResult, Workload
+from offloadtune.records import Recommendation, Settings, TrialResult, Workload
 
+_BEGINNING = "The KV cache is "
 _N_LAST = 64
 _N_PROMPT_MOST = 2048
 _PREFILL_S = 10.0
@@ -21,7 +24,7 @@ def divergence_words(runner: Runner, chosen: TrialResult, workload: Workload, *,
     settings = chosen.trial.settings
     if not _is_coarse(settings):
         return ""
-    what = f"The KV cache is {settings.type_v}"
+    what = f"{_BEGINNING}{settings.type_v}"
     try:
         n_prompt = _n_prompt(chosen, workload)
         found = runner.divergence(chosen.trial, n_prompt, _N_LAST, timeout_s=max(remaining_s, _LEAST_S))
@@ -38,9 +41,21 @@ def unknown_words(settings: Settings) -> str:
     if not _is_coarse(settings):
         return ""
     return (
-        f"The KV cache is {settings.type_v}, of lower precision than f16; how that changes answers was not measured: "
-        "the sweep was stopped."
+        f"{_BEGINNING}{settings.type_v}, of lower precision than f16; how that changes answers was not measured: "
+        "the sweep ended first."
     )
+
+
+def with_divergence(answer: Recommendation, words: str) -> Recommendation:
+    """`answer` with `words` on its cache; where there are none and its cache is coarse, it says that."""
+    words = words or unknown_words(answer.trial.settings)
+    return dataclasses.replace(answer, reasons=(*answer.reasons, words)) if words else answer
+
+
+def remembered(answer: Recommendation, stored: Recommendation | None) -> Recommendation:
+    """`answer` with what a stored one said of the cache of the same settings."""
+    told = stored.reasons if stored and stored.trial.settings == answer.trial.settings else ()
+    return with_divergence(answer, next((reason for reason in told if reason.startswith(_BEGINNING)), ""))
 
 
 def _is_coarse(settings: Settings) -> bool:

@@ -18,7 +18,7 @@ from offloadtune.engine import Runner, VisitPlan, is_gone, self_test
 from offloadtune.errors import StoreError
 from offloadtune.pipeline.checking import check_memory
 from offloadtune.pipeline.devices import DeviceMemory
-from offloadtune.pipeline.diverging import divergence_words, unknown_words
+from offloadtune.pipeline.diverging import divergence_words, with_divergence
 from offloadtune.pipeline.foresight import Foresight
 from offloadtune.pipeline.interrupts import deaf
 from offloadtune.pipeline.journals import side_by_side
@@ -113,10 +113,7 @@ class Measuring:
     def answer(self) -> Recommendation | None:
         """The answer, with what was found out about it alone."""
         best = self.best()
-        if best is None:
-            return None
-        words = self.divergence or unknown_words(best.trial.settings)
-        return dataclasses.replace(best, reasons=(*best.reasons, words)) if words else best
+        return best and with_divergence(best, self.divergence)
 
     def _stop(self) -> None:
         self.is_interrupted = True

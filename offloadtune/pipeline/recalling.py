@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from offloadtune import search, store
 from offloadtune.engine import installed_build_id
 from offloadtune.gguf import read_gguf
+from offloadtune.pipeline.diverging import remembered
 from offloadtune.pipeline.journals import StoredSweep, as_reported, read_all
 from offloadtune.pipeline.likeness import Here
 from offloadtune.pipeline.missing import is_answered_by, not_measured
@@ -129,7 +130,7 @@ def _answer(question: Question, facts: GgufFacts, stored: StoredSweep) -> Recall
         space=space,
         results=results,
         rounds=rounds,
-        answer=answer,
+        answer=remembered(answer, stored.content.recommendation),
         notes=tuple(notes),
     )
 
@@ -150,11 +151,13 @@ def _notes(stored: StoredSweep, space: search.Space) -> Iterator[str]:
 
 
 def limit_options(header: store.SweepHeader) -> Iterator[str]:
-    """The options that narrowed what was tried."""
+    """The options that said what was tried."""
     for name, value in header.fixed.items():
         yield f"--set {name}={format_split(value) if isinstance(value, tuple) else value}"
     if header.limit_bytes is not None:
         yield f"--vram-limit {_bytes_words(header.limit_bytes)}"
+    if header.allow_kv_quant:
+        yield "--allow-kv-quant"
     yield from (f"--rpc {endpoint}" for endpoint in header.endpoints)
 
 

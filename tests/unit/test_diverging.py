@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, cast
 
 import pytest
-from sample_records import SETTINGS
+from sample_records import SETTINGS, recommendation
 
 from offloadtune.engine import Runner, TrialFailedError
-from offloadtune.pipeline.diverging import divergence_words, unknown_words
+from offloadtune.pipeline.diverging import divergence_words, remembered, with_divergence
 from offloadtune.records import Divergence, Outcome, Settings, Target, Trial, TrialResult, Visit, Workload
 
 WORKLOAD = Workload(name="made up", n_prefix_cached=1000, n_prompt_new=4000, n_gen=100, n_parallel=1)
@@ -85,6 +86,14 @@ def test_it_is_measured_beyond_the_budget_and_told_where_it_cannot_be() -> None:
     assert text.endswith("how that changes answers could not be measured: CUDA0 is full.")
 
 
-def test_a_sweep_that_was_stopped_says_that_it_is_not_known() -> None:
-    assert "was not measured: the sweep was stopped" in unknown_words(COARSE)
-    assert not unknown_words(SETTINGS.replace(type_k="f16", type_v="f16"))
+def test_an_answer_is_recalled_with_what_was_measured_of_its_cache() -> None:
+    words = said(Comparing(FOUND), ran(COARSE))
+    bare = dataclasses.replace(recommendation(), trial=ran(COARSE).trial, reasons=("It is quick.",))
+    told = with_divergence(bare, words)
+    assert told.reasons == ("It is quick.", words)
+    assert remembered(bare, told) == told
+    unknown = "how that changes answers was not measured: the sweep ended first."
+    for stored in (None, bare, dataclasses.replace(told, trial=ran(COARSE.replace(n_ubatch=64)).trial)):
+        assert remembered(bare, stored).reasons[-1].endswith(unknown)
+    fine = dataclasses.replace(bare, trial=ran(SETTINGS.replace(type_k="f16", type_v="f16")).trial)
+    assert remembered(fine, None) == fine
