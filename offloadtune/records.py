@@ -304,8 +304,8 @@ class Settings:
     `devices`: None for all of the engine's, () for the CPU alone. `n_gpu_layers` counts the output layer too,
     as llama.cpp does: n_layer + 1 is everything. `n_cpu_moe` stands for the tensor_buft_overrides that keep the
     routed experts of the first so many blocks in main memory, `n_cpu_ffn` for those that keep their other feed-forward
-    weights there. `tensor_split`: in which proportions the devices take
-    layers, in their order; None for the engine's own rule, by free memory.
+    weights there. `tensor_split`: in which proportions the devices take layers, in their order; None for the engine's
+    own rule, by free memory.
     """
 
     devices: tuple[str, ...] | None = None

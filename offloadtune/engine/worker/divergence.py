@@ -12,6 +12,7 @@ from offloadtune.engine.worker import native
 from offloadtune.engine.worker.refused import RefusedError
 
 low = native.low
+Logs = NDArray[np.float32]
 
 
 def measure(handle: Any, tokens: Any, n_last: int, settings: dict[str, Any], against: dict[str, Any]) -> dict[str, Any]:
@@ -20,14 +21,21 @@ def measure(handle: Any, tokens: Any, n_last: int, settings: dict[str, Any], aga
     The contexts are opened one after the other on the loaded placement. Raises RefusedError.
     """
     theirs, ours = (_log_probabilities(handle, tokens, n_last, one) for one in (against, settings))
-    return {
-        "kl_nats": float(np.mean(np.sum(np.exp(theirs) * (theirs - ours), axis=1))),
-        "n_same_top": int(np.sum(theirs.argmax(axis=1) == ours.argmax(axis=1))),
-        "n_tokens": n_last,
-    }
+    kl_nats = float(np.mean([_divergence(p, q) for p, q in zip(theirs, ours, strict=True)]))
+    if not np.isfinite(kl_nats):
+        raise RefusedError("divergence", "some probabilities are no numbers")
+    n_same_top = int(np.sum(theirs.argmax(axis=1) == ours.argmax(axis=1)))
+    return {"kl_nats": kl_nats, "n_same_top": n_same_top, "n_tokens": n_last}
 
 
-def _log_probabilities(handle: Any, tokens: Any, n_last: int, settings: dict[str, Any]) -> NDArray[np.float64]:
+def _divergence(log_p: Logs, log_q: Logs) -> float:
+    """Of one distribution; tokens that never come (some files forbid them) count nothing."""
+    comes = log_p > -np.inf
+    p, q = log_p[comes].astype(np.float64), log_q[comes].astype(np.float64)
+    return float(np.sum(np.exp(p) * (p - q)))
+
+
+def _log_probabilities(handle: Any, tokens: Any, n_last: int, settings: dict[str, Any]) -> Logs:
     """Of every token of the vocabulary, after each of the last tokens, (n_last, n_vocab)."""
     context = low.llama_init_from_model(handle, native.context_params(settings))
     if not context:
@@ -37,14 +45,15 @@ def _log_probabilities(handle: Any, tokens: Any, n_last: int, settings: dict[str
         n_first, n_batch = len(tokens) - n_last, low.llama_n_batch(context)
         for begin in range(0, n_first, n_batch):
             _decode(context, tokens, begin, min(n_batch, n_first - begin))
-        rows = np.empty((n_last, n_vocab))
+        rows = np.empty((n_last, n_vocab), dtype=np.float32)
         for i in range(n_last):  # one by one: a context may keep the logits of one token only
             _decode(context, tokens, n_first + i, 1)
             logits = np.ctypeslib.as_array(low.llama_get_logits_ith(context, -1), shape=(n_vocab,))
-            rows[i] = logits - logits.max()
+            shifted = logits.astype(np.float64) - logits.max()
+            rows[i] = shifted - np.log(np.exp(shifted).sum())
     finally:
         low.llama_free(context)
-    return np.asarray(rows - np.log(np.exp(rows).sum(axis=1, keepdims=True)))
+    return rows
 
 
 def _decode(context: Any, tokens: Any, begin: int, n_tokens: int) -> None:
