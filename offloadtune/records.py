@@ -639,6 +639,19 @@ class LimitReached:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """How far a cache of fewer bits moves the next token's probabilities from those with an f16 one, in one text.
+
+    `kl_nats` is the mean Kullback-Leibler divergence after `n_tokens` tokens, of which `n_same_top` have the same
+    likeliest next token.
+    """
+
+    kl_nats: float
+    n_same_top: int
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
     """The answer: settings that were measured, what they reached, and why they were chosen.
 

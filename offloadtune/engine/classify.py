@@ -45,6 +45,7 @@ _PHASES = {
     "canary": "while filling the context to its end",
     "visit": "while measuring",
     "tiny": "in the self-test",
+    "divergence": "while answers were compared",
     "forecast": "while asked what settings would take",
     "decode": "while reading a prompt",
     "front_end": "by llama-cpp-python's own Llama",

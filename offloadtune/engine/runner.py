@@ -26,6 +26,7 @@ from offloadtune.engine.ruler import RulerFailedError, RulerRep, RulerTest
 from offloadtune.errors import EngineError
 from offloadtune.plans import Forecast
 from offloadtune.records import (
+    Divergence,
     Evidence,
     MemoryUse,
     Outcome,
@@ -218,6 +219,23 @@ class Runner(PlacingWorker):
         if outcome is not Outcome.OK:
             raise TrialFailedError(TrialResult(trial=trial, outcome=outcome, reason=reason, evidence=evidence))
         return self._held[trial.settings.placement].load_ns, ready_ns
+
+    def divergence(self, trial: Trial, n_prompt: int, n_last: int, *, timeout_s: float) -> Divergence:
+        """How answers with the trial's cache part from those with one of f16, in the prompt's last tokens.
+
+        The trial's placement is loaded, with contexts as large as the prompt needs. Raises TrialFailedError.
+        """
+        deadline, n_ctx = time.monotonic() + timeout_s, (n_prompt + 255) // 256 * 256
+        n_batch = min(trial.settings.n_batch, n_ctx)
+        ours = trial.settings.replace(n_ctx=n_ctx, n_batch=n_batch, n_ubatch=min(trial.settings.n_ubatch, n_batch))
+        asked = {"settings": ours, "against": ours.replace(type_k="f16", type_v="f16")}
+        contexts = {name: dataclasses.asdict(one) for name, one in asked.items()}
+        with self._failing(trial):
+            loaded = self._place(trial.settings, deadline)
+            value = self._ask(
+                "divergence", deadline, loaded=loaded.handle, n_prompt=n_prompt, n_last=n_last, **contexts
+            )
+        return Divergence(**value)
 
     @contextlib.contextmanager
     def _failing(self, trial: Trial) -> Iterator[None]:

@@ -25,6 +25,7 @@ foresight    what a sweep expects of a trial's speed, for as long as that proves
 sweeping     one sweep from its checks to its answer
 checking     what cannot be measured is refused first
 lacking      limits of memory that nothing keeps, and what would help where nothing runs
+diverging    what a coarser cache does to the answers
 measuring    one sweep under way: self-test, trials, rounds side by side
 heading      what it was begun with
 living       what the engine build needs to live

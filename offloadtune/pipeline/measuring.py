@@ -18,6 +18,7 @@ from offloadtune.engine import Runner, VisitPlan, is_gone
 from offloadtune.errors import StoreError
 from offloadtune.pipeline.checking import check_memory
 from offloadtune.pipeline.devices import DeviceMemory, abreast
+from offloadtune.pipeline.diverging import divergence_words, with_divergence
 from offloadtune.pipeline.ending import least_left_s, left_of_rounds, why_ended
 from offloadtune.pipeline.foresight import Foresight
 from offloadtune.pipeline.heading import header_of, with_fit_rule
@@ -59,6 +60,7 @@ class Measuring:
         self.start_s = time.monotonic()
         self.started_at = datetime.now(UTC)
         self.is_interrupted = False
+        self.divergence = ""
         self.running: Trial | None = None
         for one in standing_now(request.endpoints):
             listen(Said(text=one.words))
@@ -103,6 +105,7 @@ class Measuring:
             self._screen()
             while not self._compare():  # what is free changed: there may be something else to try
                 self._screen()
+            self._measure_divergence()
         except KeyboardInterrupt:
             with deaf():
                 self._stop()
@@ -111,6 +114,19 @@ class Measuring:
                 raise
             self.ended = "the journal cannot be written"
             self.listen(Said(text=f"Warning: {error} The sweep ends here, with what is known."))
+
+    def _measure_divergence(self) -> None:
+        """What the recommended cache does to answers, where it is coarser than f16."""
+        best = self.best()
+        chosen = next((one for one in self.results if best and one.trial == best.trial), None)
+        if chosen is not None and not self.is_gone:
+            left_s = self._remaining_s()
+            self.divergence = divergence_words(self.runner, chosen, self.request.workload, remaining_s=left_s)
+
+    def answer(self) -> Recommendation | None:
+        """The answer, with what was found out about it alone."""
+        best = self.best()
+        return best and with_divergence(best, self.divergence)
 
     def _stop(self) -> None:
         self.is_interrupted = True

@@ -66,9 +66,11 @@ def sweep_command(question: Question, like: store.SweepHeader | None = None) -> 
 
 
 def fixed_words(header: store.SweepHeader) -> Iterator[str]:
-    """What a sweep fixed, as its options."""
+    """What a sweep fixed or allowed, as its options."""
     for name, value in header.fixed.items():
         yield f"--set {name}={format_split(value) if isinstance(value, tuple) else value}"
+    if header.allow_kv_quant:
+        yield "--allow-kv-quant"
 
 
 def limit_words(limit_bytes: int | None, limits: Limits) -> Iterator[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from offloadtune import search, store
 from offloadtune.engine import installed_build_id
 from offloadtune.gguf import read_gguf
+from offloadtune.pipeline.diverging import remembered
 from offloadtune.pipeline.journals import StoredSweep, as_reported, read_all
 from offloadtune.pipeline.likeness import Here
 from offloadtune.pipeline.missing import fixed_words, is_answered_by, limit_words, not_measured, sweep_command
@@ -130,7 +131,7 @@ def _answer(question: Question, facts: GgufFacts, stored: StoredSweep) -> Recall
         space=space,
         results=results,
         rounds=rounds,
-        answer=answer,
+        answer=remembered(answer, stored.content.recommendation),
         notes=tuple(notes),
     )
 
@@ -164,7 +165,7 @@ def _limit_notes(
 
 
 def limit_options(header: store.SweepHeader) -> Iterator[str]:
-    """The options that narrowed what was tried."""
+    """The options that said what was tried."""
     yield from fixed_words(header)
     yield from limit_words(header.limit_bytes, header.limits)
     yield from (f"--rpc {endpoint}" for endpoint in header.endpoints)

@@ -20,6 +20,7 @@ from offloadtune.search import (
     is_over_ram,
     least_host_bytes,
     ran_out,
+    settings_of_target,
 )
 from offloadtune.stats import PairedComparison, inverse
 from offloadtune.units import format_bytes, format_count, format_ratio, format_seconds, format_tok_per_s
@@ -47,6 +48,7 @@ def reasons(
         yield _tie_reason(case, settings, best, n_tied)
     if settings.flash_attn_type == "enabled" and "flash_attn_type" not in space.fixed:
         yield "Flash attention is on: it changes the order of the arithmetic, not the precision stored."
+    yield from _cache_reasons(space, settings)
     for name, value in ((name, value) for name, value in space.kept.items() if name not in space.fixed):
         yield f"Kept for the sake of this engine build: {name}={value}."
     yield from _context_reasons(case, chosen)
@@ -56,6 +58,18 @@ def reasons(
     if len(case.rounds) > 1:
         noise = f"{case.noise_frac:.1%}"
         yield f"Noise of this sweep: the same settings differ by {noise} (median) from one round to the next."
+
+
+def _cache_reasons(space: Space, settings: Settings) -> Iterator[str]:
+    """What a cache that is not the front end's own changes besides time."""
+    own = settings_of_target(space.target)
+    if settings.offloads and settings.offload_kqv != own.offload_kqv and "offload_kqv" not in space.fixed:
+        yield "Keys and values stay in main memory: that leaves the device room for weights."
+    if any(space.facts.is_swa) and settings.swa_full < own.swa_full and "swa_full" not in space.fixed:
+        yield (
+            "Blocks with a sliding window keep what it shows and no more: a conversation that goes back to an earlier "
+            "point is read anew."
+        )
 
 
 def _tie_reason(case: Case, ours: Settings, best: Settings, n_tied: int) -> str:

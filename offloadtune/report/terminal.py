@@ -36,6 +36,20 @@ from offloadtune.units import (
 
 _SHOWN_SETTINGS = ("n_gpu_layers", "n_ctx", "n_batch", "n_ubatch", "n_threads", "n_threads_batch", "flash_attn_type")
 
+_SHOWN_WHERE_CHANGED = (
+    "devices",
+    "n_cpu_moe",
+    "n_cpu_ffn",
+    "offload_kqv",
+    "type_k",
+    "type_v",
+    "op_offload",
+    "op_offload_min_batch",
+    "use_extra_bufts",
+    "no_host",
+    "load_mode",
+)
+
 
 def inspect_view(facts: GgufFacts, cache: CacheCost | None) -> RenderableType:
     """What the header says, what a context costs by it, and the largest tensors."""
@@ -218,17 +232,7 @@ def settings_words(settings: Settings) -> str:
 
 
 def _device_setting(settings: Settings) -> str:
-    names = (
-        "devices",
-        "n_cpu_moe",
-        "n_cpu_ffn",
-        "op_offload",
-        "op_offload_min_batch",
-        "use_extra_bufts",
-        "no_host",
-        "load_mode",
-    )
-    changed = [name for name in names if getattr(settings, name) != _DEFAULTS[name]]
+    changed = [name for name in _SHOWN_WHERE_CHANGED if getattr(settings, name) != _DEFAULTS[name]]
     shares = f", tensor_split={format_split(settings.tensor_split)}" if settings.tensor_split else ""
     return "".join(f", {name}={getattr(settings, name)}" for name in changed) + shares
 

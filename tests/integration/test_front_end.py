@@ -18,6 +18,7 @@ from offloadtune import pipeline
 from offloadtune.engine import Runner, VisitPlan
 from offloadtune.errors import NothingWorksError
 from offloadtune.export import llama_kwargs, render_snippet
+from offloadtune.footprint import HOST, Grid, reckon
 from offloadtune.gguf import read_gguf
 from offloadtune.records import Goal, Outcome, Settings, Target, Trial, Verdict, Workload
 from offloadtune.search import FIT_MARGIN_BYTES, Space, baseline_trials
@@ -102,6 +103,22 @@ def test_experts_in_main_memory_are_measured_and_handed_over(
     measured, unmoved = (sum(row.weights_bytes for row in one.memory if not row.is_host) for one in (result, whole))
     assert unmoved - measured == experts_bytes
     program = render_snippet(settings, path, (card.endpoint,)) + WEIGHTS
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    handed_over = json.loads(done.stdout.splitlines()[-1])
+    assert sum(n for device, n in handed_over.items() if device != "host") == measured
+
+
+def test_feed_forward_weights_in_main_memory_are_measured_and_handed_over(
+    smollm2_path: Path, make_card: CardMaker
+) -> None:
+    facts, card = read_gguf(smollm2_path), make_card(1, 600 * MIB)
+    settings = SETTINGS.replace(n_gpu_layers=31, n_cpu_ffn=4, load_mode="none", use_extra_bufts=False)
+    with Runner(smollm2_path, [card.endpoint], arguments=arguments) as runner:
+        result = runner.run(trial(settings), PLAN, timeout_s=60)
+    assert result.outcome is Outcome.OK, result.reason
+    measured = sum(row.weights_bytes for row in result.memory if not row.is_host)
+    assert measured == reckon(facts, Grid.of((settings,), facts.n_layer), (HOST,)).weights_bytes[0, 0]
+    program = render_snippet(settings, smollm2_path, (card.endpoint,)) + WEIGHTS
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     handed_over = json.loads(done.stdout.splitlines()[-1])
     assert sum(n for device, n in handed_over.items() if device != "host") == measured

@@ -397,6 +397,25 @@ def test_experts_in_main_memory_are_named() -> None:
     assert found.reasons[0] == expected
 
 
+def test_feed_forward_weights_in_main_memory_are_named() -> None:
+    found = answer(SPACE, [ran(FULL.replace(n_cpu_ffn=1), 1.0, peak_bytes=512 * MIB)])
+    away = "the feed-forward weights of 1 block in main memory"
+    assert found.reasons[0] == f"All 13 layers are on the device, {away}; 512 MiB of 8.00 GiB."
+
+
+def test_what_another_cache_changes_besides_time_is_said() -> None:
+    sliding = dataclasses.replace(SPACE, facts=dataclasses.replace(SPACE.facts, is_swa=(True,) * SPACE.facts.n_layer))
+    other = FULL.replace(offload_kqv=False, swa_full=False)
+    said = reasons_of(sliding, [ran(other, 1.0)])
+    assert "Keys and values stay in main memory: that leaves the device room for weights." in said
+    assert "a conversation that goes back to an earlier point is read anew." in said
+    held = dataclasses.replace(sliding, fixed={"offload_kqv": False, "swa_full": False})
+    for space, settings in ((sliding, FULL), (held, other)):
+        quiet = reasons_of(space, [ran(settings, 1.0)])
+        assert "Keys and values" not in quiet
+        assert "read anew" not in quiet
+
+
 def test_an_open_verdict_says_how_many_more_rounds_would_decide_it() -> None:
     costs = {FULL: 1.0, DEFAULT: 1.6}
     said = reasons_of(SPACE, [ran(s, c) for s, c in costs.items()], restless(costs, 5))

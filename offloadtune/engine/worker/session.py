@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from offloadtune.engine import osdoor
-from offloadtune.engine.worker import fit_rule, forecast, lines, llama_class, native, ruler, transfers
+from offloadtune.engine.worker import divergence, fit_rule, forecast, lines, llama_class, native, ruler, transfers
 from offloadtune.engine.worker.prompt import Prompt, tokenize
 from offloadtune.engine.worker.refused import RefusedError
 
@@ -198,6 +198,14 @@ class Session:
             return {"refusal": None}
         tokens = holder.loaded.prompt.tokens(n_prompt)[:n_prompt]
         return {"refusal": llama_class.refusal_of(holder.llama, tokens)}
+
+    def divergence(
+        self, loaded: int, n_prompt: int, n_last: int, settings: dict[str, Any], against: dict[str, Any]
+    ) -> dict[str, Any]:
+        """How far the last of `n_prompt` tokens part two settings of a context; see divergence.py."""
+        holder = self._loaded(loaded)
+        tokens = (low.llama_token * n_prompt)(*holder.prompt.tokens(n_prompt)[:n_prompt])
+        return divergence.measure(holder.handle, tokens, n_last, settings, against)
 
     def close(self, handle: int) -> dict[str, Any]:
         """Free a context, or a placement and whatever is still open on it."""
