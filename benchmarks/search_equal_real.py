@@ -5,9 +5,9 @@ loads and opens the same ones, and says that it did as asked. So threads, ubatch
 and a sweep on the CPU compares equal settings by real visits in real weather. Each sweep begins with nothing
 remembered, and has a budget of its own. Ends with 1 unless 17 of 20 end in a tie with all that they compare with.
 
-To be run where nothing else runs; ten minutes.
+To be run where nothing else runs; a quarter of an hour.
 
-    python benchmarks/search_equal_real.py [--runs 20] [--budget 25]
+    python benchmarks/search_equal_real.py [--runs 20] [--budget 40]
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def versus_words(versus: Sequence[Comparison]) -> str:
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--runs", type=int, default=20)
-    options.add_argument("--budget", type=float, default=25.0, metavar="SECONDS", help="of each sweep")
+    options.add_argument("--budget", type=float, default=40.0, metavar="SECONDS", help="of each sweep")
     asked = options.parse_args()
     if asked.runs < 1:
         options.error("1 run is the least")

@@ -69,6 +69,9 @@ from offloadtune.units import format_seconds
 RESULT = Path(__file__).parent / "data" / "search_grids.json"
 NAMES = tuple(f"{name}:{cap}" for name in SAMPLES for cap in CAPS)
 BUDGET_FRAC = 0.15
+NOISE_MOST_FRAC = 0.1
+"""Where a copy may differ by more, nothing is shown."""
+
 N_VISITS = 2
 N_RIVALS = 3
 _OUTSIDE_S = 2.0
@@ -155,6 +158,8 @@ def measure(case: Case, chance: random.Random) -> dict[str, Any]:
         with runner_of(case.facts, [endpoint]) as runner:
             grid = measured_grid(runner, case, chance)
         row = grid_columns(case, grid)
+        if not grid.turns_s:
+            return {**row, "failure": "no setting of the grid ran"}
         budget_s = max(BUDGET_FRAC * grid.took_s - _OUTSIDE_S, case.least_budget_s)
         start_s = time.monotonic()
         try:
@@ -215,6 +220,8 @@ def missed(row: Mapping[str, Any]) -> list[str]:
     found = []
     if not (regret := Regret(**row["regret"])).is_met:
         found.append(f"regret above {REGRET_MOST_FRAC:.0%} + {regret.noise_frac:.1%}")
+    if regret.noise_frac > NOISE_MOST_FRAC:
+        found.append(f"a copy differed by {regret.noise_frac:.0%}: measure where nothing else runs")
     if row["sweep_frac"] > BUDGET_FRAC:
         found.append(f"the sweep took more than {BUDGET_FRAC:.0%} of the grid's time")
     if row["n_grid"] < N_GRID_LEAST:

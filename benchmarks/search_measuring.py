@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[1]
 N_CARD_THREADS = 2
 _VISIT_S = 120.0
 
+sys.path.append(str(ROOT / "tests"))  # for the card and the mixture that tests have
+
 
 class SideFailedError(Exception):
     """A sentence on a side that ended otherwise than well when it was compared."""
@@ -50,7 +52,6 @@ def a_home() -> Iterator[Path]:
 @contextlib.contextmanager
 def virtual_card(card_bytes: int, n_threads: int = N_CARD_THREADS) -> Iterator[str]:
     """The endpoint of a card that is started again where a trial kills it."""
-    sys.path.append(str(ROOT / "tests"))
     from conftest import VirtualCard  # noqa: PLC0415 - tests are no package
 
     card = VirtualCard(n_threads, card_bytes, driver_bytes=DRIVER_BYTES)
@@ -64,7 +65,6 @@ def facts_of(sample: Sample, folder: Path) -> GgufFacts:
     """The file's, which is written to `folder` first where it is the mixture."""
     if sample.file:
         return read_gguf(ROOT / "gguf_models" / sample.file)
-    sys.path.append(str(ROOT / "tests"))
     from small_moe import write_small_moe  # noqa: PLC0415 - tests are no package
 
     path = folder / f"{sample.name}.gguf"
@@ -87,7 +87,7 @@ def swept(  # noqa: PLR0913 - what a sweep is asked
     command: Sequence[str] = (),
     fixed: Mapping[str, Any] | None = None,
 ) -> SweepReport:
-    """A sweep that remembers nothing from before; raises as `pipeline.sweep` does."""
+    """A sweep that remembers nothing from before; raises as `pipeline.sweep` does, and where the user stops it."""
     request = SweepRequest(
         path=facts.path,
         workload=sample.workload,
@@ -100,7 +100,10 @@ def swept(  # noqa: PLR0913 - what a sweep is asked
         worker_command=tuple(command),
     )
     with a_home():
-        return pipeline.sweep(request, lambda _event: None)
+        report = pipeline.sweep(request, lambda _event: None)
+    if report.is_interrupted:
+        raise KeyboardInterrupt
+    return report
 
 
 def trial_of(settings: Settings) -> Trial:
@@ -138,14 +141,13 @@ def turns(visits: Mapping[str, Sequence[Visit]], workload: Workload) -> dict[str
 
 
 def about(facts: GgufFacts, command: Sequence[str] = WORKER_COMMAND) -> dict[str, str]:
-    """The machine and the engine that measure, and when."""
+    """The machine and the engine that measure."""
     with Runner(facts.path, command=command) as runner:
         engine, _ = runner.describe()
     cpu = probe_host().cpu
     return {
         "machine": f"{cpu.brand}, {cpu.n_logical_cores} logical CPUs",
         "engine": f"llama.cpp {engine.version}, build {engine.build_id}",
-        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
@@ -158,8 +160,8 @@ def read_rows(path: Path) -> dict[str, Any]:
 def record_row(path: Path, where: Mapping[str, str], name: str, row: Mapping[str, Any]) -> None:
     """Add a case to what is recorded; what another machine or engine measured does not stand beside it."""
     kept = read_rows(path)
-    same = kept and all(kept["about"][one] == where[one] for one in ("machine", "engine"))
-    cases = {**(kept["cases"] if same else {}), name: dict(row)}
+    others = kept["cases"] if kept and kept["about"] == where else {}
+    cases = {**others, name: {"measured_at": datetime.now(UTC).isoformat(timespec="seconds"), **row}}
     beside = path.with_suffix(".writing")
     beside.write_text(json.dumps({"about": dict(where), "cases": cases}, indent=1) + "\n", encoding="utf-8")
     beside.replace(path)

@@ -137,13 +137,14 @@ def measure(command: Sequence[str], chance: random.Random, *, is_quick: bool) ->
     facts, host, budget_s, n_rounds = facts_of(SAMPLE, Path()), HOST, BUDGET_S, N_ROUNDS
     if is_quick:  # one thread bears company
         host, budget_s, n_rounds = {**HOST, "n_threads": 1, "n_threads_batch": 1}, _QUICK_BUDGET_S, _N_QUICK_ROUNDS
-    grid = grid_of(facts, host)
+    grid, fixed = grid_of(facts, host), host
     if is_quick:
+        fixed = {**host, "n_gpu_layers": 0, "op_offload": False}
         grid = tuple(one for one in grid if not one.settings.offloads and not one.settings.op_offload)
     start_s = time.monotonic()
     found = measured_grid(facts, grid, command, chance)
     grid_s = time.monotonic() - start_s
-    report = swept(facts, SAMPLE, budget_s, command=command, fixed=host)
+    report = swept(facts, SAMPLE, budget_s, command=command, fixed=fixed)
     chosen = Point(settings=report.recommendation.trial.settings)
     rivals = {f"{i + 1} of the grid": one for i, one in enumerate(list(found)[:N_RIVALS])}
     sides = {CHOSEN: chosen, COPY: chosen, **rivals}
