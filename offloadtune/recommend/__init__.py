@@ -6,7 +6,7 @@ answer     who is recommended, and whether more rounds could still change what i
 reasons    why, in sentences
 """
 
-from offloadtune.recommend.answer import is_decided, n_changes, recommend
+from offloadtune.recommend.answer import is_decided, losers, n_changes, recommend
 from offloadtune.recommend.evidence import Round, counted_visits, figures
 from offloadtune.recommend.looks import N_ROUNDS_A_LOOK, N_ROUNDS_LEAST, are_used_up
 
@@ -18,6 +18,7 @@ __all__ = [
     "counted_visits",
     "figures",
     "is_decided",
+    "losers",
     "n_changes",
     "recommend",
 ]

@@ -9,12 +9,14 @@ surrogate  what is believed of their cost: the law, and what trials showed that 
 room       where memory ends: which of them have room
 acquire    which is worth its time most
 ladder     placements until one runs; to the most that runs where no law says what layers are worth
+pacing     what there is time for: baselines that wait, visits of a trial, rounds
 contexts   the largest context, for the goal that asks for it
 plan       all of it together: the next trial, and who is compared in the end
 """
 
 from offloadtune.search.cost import is_feasible, is_over_limit, measured, ran_out, result_cost, visit_cost
 from offloadtune.search.expecting import expected
+from offloadtune.search.pacing import TRIAL_SHARE, must_compare, n_visits, round_s
 from offloadtune.search.plan import candidates, finalists, next_trial, skipped
 from offloadtune.search.space import (
     FIT_MARGIN_BYTES,
@@ -31,6 +33,7 @@ from offloadtune.search.space import (
 __all__ = [
     "FIT_MARGIN_BYTES",
     "N_CTX_SHIPPED",
+    "TRIAL_SHARE",
     "Space",
     "baseline_trials",
     "can_fit",
@@ -41,9 +44,12 @@ __all__ = [
     "is_over_limit",
     "llama_defaults",
     "measured",
+    "must_compare",
+    "n_visits",
     "next_trial",
     "ran_out",
     "result_cost",
+    "round_s",
     "sane",
     "settings_of_target",
     "settings_to_fit",

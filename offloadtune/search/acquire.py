@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from offloadtune.footprint.anatomy import Bools, Ints
-from offloadtune.records import Outcome, Settings, Trial, TrialResult
+from offloadtune.records import Goal, Outcome, Settings, Trial, TrialResult
 from offloadtune.search.cost import is_feasible, measured
 from offloadtune.search.grid import Choices, choices_of
+from offloadtune.search.pacing import TRIAL_SHARE
 from offloadtune.search.room import dominated, wall_of
 from offloadtune.search.space import Space
 from offloadtune.search.surrogate import Belief, believe
@@ -45,33 +46,82 @@ _N_POINTS = 7
 _TINY = 1e-9
 _UNTRIED_CHANCE = 0.05
 """That an axis does something large of which neither law nor trials tell: each is varied once where that is cheap."""
+_N_NOVELTIES_MOST = 1
+"""Of two new things at once a trial does not tell which it was; and what is new may take very long."""
+_UNCOUNTED = {Goal.TTFT: ("n_threads",), Goal.DECODE: ("n_threads_batch", "n_ubatch", "op_offload")}
+"""What changes memory at most where only the first token is counted, or those after it."""
+_CHEAP_SHARE = 0.01
+_AS_GOOD_FRAC, _AS_DEAR_TIMES = 0.9, 10.0
+"""Of settings that a load is for, and that promise about as much, those come first that most likely have room."""
 _N_FAILED_MOST = 2
 """So often may a value end otherwise than well, without ever running, before it is left out."""
 
 
-def next_best(space: Space, results: Sequence[TrialResult]) -> Trial | None:
-    """The trial that promises most for its time, None where none promises enough. Needs a result that ran."""
+def next_best(
+    space: Space, results: Sequence[TrialResult], remaining_s: float = math.inf, *, is_cheap: bool = False
+) -> Trial | None:
+    """The trial that promises most for its time, None where none promises enough. Needs a result that ran.
+
+    What would most likely not end in the time that a trial may take of what is left is not begun. `is_cheap`: only what
+    needs no load, and a small share of the time left; where it is not known what is left, nothing.
+    """
     choices = choices_of(space)
     ran = [one for one in results if is_feasible(one, space.limit_bytes)]
     rated = [one.trial.settings.n_ctx == space.n_ctx and is_as_fixed(space, one) for one in ran]
-    if not any(rated):
+    if not any(rated) or (is_cheap and math.isinf(remaining_s)):
         return None
     belief = believe(space, choices, ran, rated)
-    chance = wall_of(space, results).chance_of(choices.columns) * is_open(space, choices, results)
     loads = Loads.of(choices, results)
-    gain = expected_gain(belief) * chance * loads.are_allowed
-    gain += (
-        _UNTRIED_CHANCE
-        * np.where(belief.spread_untried > 0, gain_of(belief.log_ratio, belief.spread_untried), 0.0)
-        * chance
-        * loads.are_allowed
+    seconds = cost_s(space, belief, loads, results)
+    may_be = is_open(space, choices, results) & loads.are_allowed & (seconds <= TRIAL_SHARE * remaining_s)
+    if is_cheap:
+        may_be &= loads.is_loaded & (seconds <= _CHEAP_SHARE * remaining_s)
+    chance = wall_of(space, results).chance_of(choices.columns) * may_be
+    hoped = expected_gain(belief) + np.where(
+        belief.spread_untried > 0, _UNTRIED_CHANCE * gain_of(belief.log_ratio, belief.spread_untried), 0.0
     )
-    gain += _LESSON_WORTH * expected_lesson(belief, chance * loads.are_allowed, loads.is_loaded)
+    gain = hoped * chance + _LESSON_WORTH * expected_lesson(belief, chance, loads.is_loaded)
     gain = np.where(gain >= LEAST_GAIN_FRAC, gain, 0.0)
     if not gain.any():
         return None
-    i = int(np.argmax(gain / cost_s(space, belief, loads, results)))
+    plain = np.where(n_novelties(space.goal, choices, results) <= _N_NOVELTIES_MOST, gain, 0.0)
+    gain = plain if plain.any() else gain
+    i = int(np.argmax(gain / seconds))
+    if not loads.is_loaded[i]:
+        alike = (choices.placements == choices.placements[i]) & (gain > 0) & (hoped >= _AS_GOOD_FRAC * hoped[i])
+        alike &= seconds <= _AS_DEAR_TIMES * seconds[i]
+        i = int(np.lexsort((gain / seconds, np.where(alike, chance, -1.0)))[-1])
     return space.trial(choices.settings(i), _why(space, choices.settings(i), ran[belief.i_best].trial.settings))
+
+
+def one_larger(space: Space, results: Sequence[TrialResult], best: Settings) -> Trial | None:
+    """The next larger placement than the best, never asked for so far, with all else as there; None for none.
+
+    More on the device is faster as a rule. Where the search holds that it is not, for what it saw farther up, that is
+    seen for itself: what begins to be slow lies between.
+    """
+    if best.devices == () or "n_gpu_layers" in space.fixed:
+        return None
+    step = {"n_cpu_moe": best.n_cpu_moe - 1} if best.n_cpu_moe else {"n_gpu_layers": best.n_gpu_layers + 1}
+    larger = best.replace(**step)
+    choices = choices_of(space)
+    i = choices.index_of(larger)
+    if i is None or any(one.trial.settings.placement == larger.placement for one in results):
+        return None
+    chance = wall_of(space, results).chance_of(choices.columns)[i] * is_open(space, choices, results)[i]
+    return space.trial(larger, _why(space, larger, best)) if chance >= _CHANCE_LEAST else None
+
+
+def n_novelties(goal: Goal, choices: Choices, results: Sequence[TrialResult]) -> Ints:
+    """How much of each candidate no trial that ran had: values that the goal counts, and experts away.
+
+    Layers are no novelty: the law knows what they are worth.
+    """
+    ran = [one.trial.settings for one in results if is_feasible(one, None)]
+    told = {"n_gpu_layers", *_UNCOUNTED.get(goal, ())}
+    known = {name: [getattr(one, name) for one in ran] for name in choices.axes if name not in told}
+    found = sum(~np.isin(choices.axes[name], values) for name, values in known.items())
+    return np.asarray(found + ((choices.columns.grid.n_cpu_moe > 0) & (not any(one.n_cpu_moe for one in ran))))
 
 
 def is_as_fixed(space: Space, result: TrialResult) -> bool:
@@ -150,7 +200,10 @@ def _passage_s(result: TrialResult) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loads:
-    """Which candidates need no load now, and which may have one. `first_of` are the trials that began a load."""
+    """Which candidates need no load now, and which may have one. `first_of` are the trials that began a load.
+
+    To ask again for a placement that was not to be had, with smaller buffers, is no return.
+    """
 
     is_loaded: Bools
     are_allowed: Bools
@@ -162,15 +215,16 @@ class Loads:
     @classmethod
     def of(cls, choices: Choices, results: Sequence[TrialResult]) -> Loads:
         loaded, n_returns = None, 0
-        first_of, seen = set(), set()
+        first_of, seen, held = set(), set(), set()
         for result in results:
             placement = result.trial.settings.placement
             if placement != loaded:
                 first_of.add(result.trial.settings)
-                n_returns += loaded is not None and placement in seen
+                n_returns += loaded is not None and placement in held
             seen.add(placement)
             loaded = placement if result.outcome in {Outcome.OK, Outcome.UNSUPPORTED} else None
-        numbers = [choices.placement_number(one) for one in seen]
+            held |= {loaded} - {None}
+        numbers = [choices.placement_number(one) for one in held]
         is_loaded = choices.placements == (-1 if loaded is None else choices.placement_number(loaded))
         is_new = ~np.isin(choices.placements, numbers)
         may_return = loaded is None or n_returns + 1 <= max(1, (LOADS_PER_PLACEMENT - 1) * len(seen))
@@ -178,11 +232,20 @@ class Loads:
 
 
 def is_open(space: Space, choices: Choices, results: Sequence[TrialResult]) -> Bools:
-    """What was not tried, need not end out of memory, and has no value that only ever failed."""
+    """What was not tried, need not end out of memory, and has no value that only ever failed.
+
+    What differs from settings that ran in nothing that the goal counts was tried with them.
+    """
     columns = choices.columns
     found = ~dominated(space, columns, results)
     found[[i for one in results if (i := choices.index_of(one.trial.settings)) is not None]] = False
     ok = [one.trial.settings for one in results if is_feasible(one, None)]
+    told = _UNCOUNTED.get(space.goal, ())
+    counted = [name for name in choices.axes if name not in told]
+    for one in ok if told else ():
+        if (one.n_ctx, one.n_seq_max) == (choices.base.n_ctx, choices.base.n_seq_max):
+            is_same = choices.placements == choices.placement_number(one.placement)
+            found &= ~np.all([is_same, *(choices.axes[name] == getattr(one, name) for name in counted)], axis=0)
     bad = [one.trial.settings for one in results if one.outcome in _TELLS_NOTHING or one.outcome is Outcome.CRASHED]
     for name, column in choices.axes.items():
         for value in {getattr(one, name) for one in bad} - {getattr(one, name) for one in ok}:

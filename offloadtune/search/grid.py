@@ -159,7 +159,7 @@ AXES = (
 THREADS = (Axis(name="n_threads", values=_thread_counts), Axis(name="n_threads_batch", values=_thread_counts))
 
 
-IDLE = {Goal.TTFT: ("n_threads",), Goal.DECODE: ("n_threads_batch", "op_offload")}
+IDLE = {Goal.TTFT: ("n_threads",), Goal.DECODE: ("n_threads_batch",)}
 """What changes nothing that a goal counts: to read a prompt, or to write a token."""
 
 

@@ -9,15 +9,17 @@ to its end before. Only settings that leave the stored precision of weights and 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from offloadtune.footprint import estimate_footprint
 from offloadtune.records import Goal, Outcome, Settings, Trial, TrialResult
-from offloadtune.search.acquire import is_as_fixed, next_best
+from offloadtune.search.acquire import is_as_fixed, next_best, one_larger
 from offloadtune.search.contexts import largest_context, next_context
 from offloadtune.search.cost import is_feasible, result_cost
 from offloadtune.search.grid import IDLE, ruled_out
 from offloadtune.search.ladder import next_placement
+from offloadtune.search.pacing import baseline_due, baseline_put_off
 from offloadtune.search.space import Space, baseline_trials, can_fit, start_settings
 from offloadtune.units import format_bytes
 
@@ -25,24 +27,38 @@ _N_BEST_FINALISTS = 3
 _NEVER_VARIED = ("load_mode", "offload_kqv", "swa_full", "use_extra_bufts")
 
 
-def next_trial(space: Space, results: Sequence[TrialResult]) -> Trial | None:
-    """The next trial worth its time, or None when the plan is done."""
-    tried = {result.trial.settings for result in results}
+def next_trial(space: Space, results: Sequence[TrialResult], remaining_s: float = math.inf) -> Trial | None:
+    """The next trial worth its time, of which `remaining_s` are left, or None when the plan is done."""
     ran = {result.trial.settings for result in results if is_feasible(result, space.limit_bytes)}
     placement = _next_placement(space, results)
     if placement is not None and not any(settings.offloads for settings in ran):
         return placement
-    for trial in baseline_trials(space).values():
-        if trial.settings not in tried:
-            return trial
+    if baseline := baseline_due(space, results, remaining_s):
+        return _cheap_look(space, results, remaining_s) or baseline
     if placement is not None and space.laws is None:
         return placement
+    return _next_candidate(space, results, remaining_s) or baseline_put_off(space, results, remaining_s)
+
+
+def _cheap_look(space: Space, results: Sequence[TrialResult], remaining_s: float) -> Trial | None:
+    """What is worth a look where it is loaded, before a baseline takes its place: coming back would cost a load."""
+    if space.goal is Goal.CONTEXT or not results or not results[-1].trial.settings.offloads:
+        return None
+    return next_best(space, results, remaining_s, is_cheap=True)
+
+
+def _next_candidate(space: Space, results: Sequence[TrialResult], remaining_s: float) -> Trial | None:
     if not candidates(space, results):
         return None
     if space.goal is not Goal.CONTEXT:
-        return next_best(space, results) or _price_of_context(space, results)
+        best = min(candidates(space, results), key=lambda one: result_cost(one, space.goal, space.workload))
+        return (
+            next_best(space, results, remaining_s)
+            or one_larger(space, results, best.trial.settings)
+            or _price_of_context(space, results)
+        )
     return next_context(space, results) or next_best(
-        dataclasses.replace(space, n_ctx=largest_context(space, results)), results
+        dataclasses.replace(space, n_ctx=largest_context(space, results)), results, remaining_s
     )
 
 

@@ -14,7 +14,8 @@ from lawful import LawfulEngine, Times, lawful_space
 from offloadtune.records import Goal, Settings, TrialResult
 from offloadtune.search.grid import choices_of
 from offloadtune.search.space import Space, start_settings
-from offloadtune.search.surrogate import _HOPELESS, Belief, _ridge, _with_surprises, believe
+from offloadtune.search.surrogate import _HOPELESS, Belief, _Effects, _ridge, believe
+from offloadtune.speed.blocks import Floats
 
 PLENTY = 1 << 40
 GOALS = (Goal.TURN, Goal.TTFT, Goal.DECODE)
@@ -174,20 +175,34 @@ def test_effects_are_those_of_the_formula_in_the_other_direction(seed: int, n_tr
     np.testing.assert_allclose(effects, np.linalg.solve(precision, rows.T @ (residual / noise)), rtol=1e-6, atol=1e-9)
 
 
+def effects_of(rows: Floats, width: float) -> _Effects:
+    n = rows.shape[1]
+    return _Effects(
+        rows=rows, widths=np.full(n, width), surprised=np.ones(n), is_only_slower=np.zeros(n, dtype=np.bool_)
+    )
+
+
 @given(st.integers(0, 2**31))
 def test_noise_is_no_surprise(seed: int) -> None:
     chance = np.random.default_rng(seed)
     rows, noise = np.eye(8), np.full(8, 1e-4)
     residual = 0.5 * np.sqrt(noise) * np.clip(chance.standard_normal(8), -2, 2)
-    widths = np.full(8, 0.01)
-    assert (_with_surprises(rows, widths, np.full(8, 1.0), residual, noise) == widths).all()
+    assert (effects_of(rows, 0.01).with_surprises(residual, noise).widths == 0.01).all()
 
 
 def test_a_surprise_is_found_where_it_is() -> None:
     rows, noise = np.eye(8), np.full(8, 1e-4)
     residual = np.where(np.arange(8) == 3, 0.8, 0.0)
-    found = _with_surprises(rows, np.full(8, 0.02), np.full(8, 1.0), residual, noise)
-    assert (found > 0.02).tolist() == [i == 3 for i in range(8)]
+    found = effects_of(rows, 0.02).with_surprises(residual, noise)
+    assert (found.widths > 0.02).tolist() == [i == 3 for i in range(8)]
+
+
+def test_what_disturbs_one_trial_slows_it_and_is_no_reason_for_a_fast_one() -> None:
+    rows, noise = np.eye(8), np.full(8, 1e-4)
+    disturbed = dataclasses.replace(effects_of(rows, 0.02), is_only_slower=np.ones(8, dtype=np.bool_))
+    for residual, is_found in ((0.8, True), (-0.8, False)):
+        found = disturbed.with_surprises(np.where(np.arange(8) == 3, residual, 0.0), noise)
+        assert (found.widths[3] > 0.02) == is_found
 
 
 @pytest.mark.parametrize("goal", GOALS)
