@@ -25,11 +25,16 @@ def todays_sweep(task: Task) -> Answer:
     """What a sweep of that budget recommends."""
     sweep = _Sweep(task)
     sweep.screen()
+    n_loads, n_placements = task.runner.n_model_loads, len({r.trial.settings.placement for r in sweep.results})
     sweep.compare()
     best = recommend(task.space, sweep.results, sweep.rounds)
-    if best is None:
-        return Answer(settings=None, n_trials=len(sweep.results))
-    return Answer(settings=best.trial.settings, n_trials=len(sweep.results), versus=best.versus)
+    return Answer(
+        settings=best.trial.settings if best else None,
+        n_trials=len(sweep.results),
+        n_loads=n_loads,
+        n_placements=n_placements,
+        versus=best.versus if best else (),
+    )
 
 
 class _Sweep:

@@ -223,7 +223,8 @@ class Loads:
                 n_returns += loaded is not None and placement in held
             seen.add(placement)
             loaded = placement if result.outcome in {Outcome.OK, Outcome.UNSUPPORTED} else None
-            held |= {loaded} - {None}
+            if loaded is not None:
+                held.add(loaded)
         numbers = [choices.placement_number(one) for one in held]
         is_loaded = choices.placements == (-1 if loaded is None else choices.placement_number(loaded))
         is_new = ~np.isin(choices.placements, numbers)

@@ -67,14 +67,12 @@ def _estimate(figure: Figure) -> Estimate:
 class Foretold:
     """What laws say of one phase, one entry a setting. Shares are parts of its time.
 
-    `slopes` (n_coefficients, n) say how the log of the time moves with each coefficient, whose `covariance` it has;
-    `is_learnt` where trials of this machine had their say in that already.
+    `slopes` (n_coefficients, n) say how the log of the time moves with each coefficient, whose `covariance` it has.
     """
 
     log_s: Floats
     slopes: Floats
     covariance: Floats
-    is_learnt: bool
     host_share: Floats
     link_share: Floats
 
@@ -92,7 +90,6 @@ def foretold(space: Space, laws_of: LawsOf, base: Settings, columns: Columns, ph
         log_s=np.zeros(n),
         slopes=np.zeros((n_coefficients, n)),
         covariance=np.zeros((n_coefficients, n_coefficients)),
-        is_learnt=any(law.runs for law, _, _ in parts),
         host_share=np.zeros(n),
         link_share=np.zeros(n),
     )

@@ -160,7 +160,7 @@ THREADS = (Axis(name="n_threads", values=_thread_counts), Axis(name="n_threads_b
 
 
 IDLE = {Goal.TTFT: ("n_threads",), Goal.DECODE: ("n_threads_batch",)}
-"""What changes nothing that a goal counts: to read a prompt, or to write a token."""
+"""What changes nothing that a goal counts, and no memory: to read a prompt, or to write a token."""
 
 
 def _values(space: Space, base: Settings, axis: Axis) -> list[Any]:

@@ -1,9 +1,11 @@
 """The plan of a sweep: which trial is next, who is compared in the end, and what is left out.
 
-Order: placements until the first that runs (ladder.py); what the answer is compared with, the CPU alone and what the
-target would do unasked; then whatever promises most for its time among all settings together (acquire.py), by the
-speed law and by what trials showed (surrogate.py). Where no law says what more layers are worth the ladder is climbed
-to its end before. Only settings that leave the stored precision of weights and cache alone are ever proposed.
+Order: placements until the first that runs (ladder.py); what is worth a cheap look in it; what the answer is compared
+with, the CPU alone and what the target would do unasked, but for what would take much of the time (pacing.py); then
+whatever promises most for its time among all settings together (acquire.py), by the speed law and by what trials showed
+(surrogate.py); the next larger placement than the best; and baselines that waited, where there is time. Where no law
+says what more layers are worth the ladder is climbed to its end before. Only settings that leave the stored precision
+of weights and cache alone are ever proposed.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ An effect is what a trait (a ubatch of 512 on the device, more threads than core
 believed to be small until trials say otherwise; then all settings with that trait share it. A machine has few
 surprises, but large ones, so the few traits that trials speak for most strongly may have an effect of any size.
 
-Every trial adds its row; effects are found by ridge regression (Bayes' rule, everything normal). Loads of a file and
-the time of day (heat) have effects on what was measured, not on what is true: they are learnt and left out.
+Every trial adds its row; effects are found by ridge regression (Bayes' rule, everything normal). Loads of a file, the
+time of day (heat) and what disturbed a single trial have effects on what was measured, not on what is true: they are
+learnt and left out. What one trial alone speaks for may be a disturbance, so half of it is believed, and all is open.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class View:
 
     @property
     def device(self) -> Floats:
-        return np.maximum(1.0 - self.foretold.host_share - self.foretold.link_share, 0.0)
+        return 1.0 - self.foretold.host_share
 
     @property
     def ubatch_steps(self) -> Floats:
@@ -286,7 +287,7 @@ def _cost(weights: tuple[float, float], prompt_log_s: Floats, step_log_s: Floats
 class _Model:
     """One phase: effects by the trials, and with them the log seconds of candidates and of what was tried.
 
-    Where no trial had its say in the law yet, its coefficients are learnt as effects are.
+    The law's coefficients are learnt as effects are: what trials showed of it before is where that begins.
     """
 
     def __init__(self, phase: Phase, candidates: View, tried: View, results: Sequence[TrialResult]) -> None:

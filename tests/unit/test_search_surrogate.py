@@ -81,6 +81,7 @@ def test_a_kernel_that_is_slow_at_one_ubatch_is_slow_wherever_the_device_works()
 
     space = lawful_space(goal=Goal.TTFT)
     settings = [start(space), start(space, n_ubatch=256), start(space, n_ubatch=128), start(space, n_gpu_layers=2)]
+    settings.append(start(space, n_gpu_layers=3, n_ubatch=256))
     before = belief_of(space, tried(space, settings))
     after = belief_of(space, tried(space, settings, slow))
     for k in (4, 10):
@@ -96,10 +97,29 @@ def test_threads_that_hinder_each_other_do_so_in_proportion_to_the_work_of_the_h
 
     space = lawful_space(goal=Goal.DECODE)
     settings = [start(space), start(space, n_threads=8), start(space, n_gpu_layers=2)]
+    settings.append(start(space, n_gpu_layers=2, n_threads=8))
     belief = belief_of(space, tried(space, settings, collapsed))
     with_8 = {k: ratio_of(space, belief, start(space, n_gpu_layers=k, n_threads=8))[0] for k in (3, 11)}
     with_4 = {k: ratio_of(space, belief, start(space, n_gpu_layers=k))[0] for k in (3, 11)}
     assert all(with_8[k] > 2.5 * with_4[k] for k in (3, 11))
+
+
+def test_a_single_slow_visit_may_have_been_disturbed() -> None:
+    """By one trial alone threads that hinder each other and a disturbance are alike: it is worth another."""
+
+    def slow(settings: Settings) -> tuple[float, float]:
+        return 1.0, 1.8 if settings.n_threads == 8 and settings.n_gpu_layers == 8 else 1.0
+
+    space = lawful_space(goal=Goal.DECODE)
+    settings = [start(space), start(space, n_gpu_layers=2), start(space, n_threads=8)]
+    asked = start(space, n_gpu_layers=10, n_threads=8)
+    usual = ratio_of(space, belief_of(space, tried(space, settings)), asked)
+    once = ratio_of(space, belief_of(space, tried(space, settings, slow)), asked)
+    settings.append(start(space, n_threads=8, n_gpu_layers=6))
+    twice = ratio_of(space, belief_of(space, tried(space, settings, slow)), asked)
+    assert usual[0] < once[0] < 1.7 * usual[0]
+    assert once[1] > 5 * usual[1]
+    assert twice[0] == pytest.approx(usual[0], rel=0.1)
 
 
 def test_heat_is_not_taken_for_a_property_of_what_ran_after_it() -> None:
