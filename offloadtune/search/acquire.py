@@ -44,13 +44,14 @@ _LESSON_WORTH = 0.5
 """It takes another trial to make something of what was learnt."""
 _N_POINTS = 7
 _TINY = 1e-9
-_UNTRIED_CHANCE = 0.05
+_UNTRIED_CHANCE = 0.1
 """That an axis does something large of which neither law nor trials tell: each is varied once where that is cheap."""
 _N_NOVELTIES_MOST = 1
 """Of two new things at once a trial does not tell which it was; and what is new may take very long."""
 _UNCOUNTED = {Goal.TTFT: ("n_threads",), Goal.DECODE: ("n_threads_batch", "n_ubatch", "op_offload")}
 """What changes memory at most where only the first token is counted, or those after it."""
-_CHEAP_SHARE = 0.01
+_CHEAP_SHARE, _LOOK_SHARE = 0.01, 0.03
+"""Of the time left: what is tried before a baseline takes its place, and what only is tried because it never was."""
 _AS_GOOD_FRAC, _AS_DEAR_TIMES = 0.9, 10.0
 """Of settings that a load is for, and that promise about as much, those come first that most likely have room."""
 _N_FAILED_MOST = 2
@@ -77,8 +78,9 @@ def next_best(
     if is_cheap:
         may_be &= loads.is_loaded & (seconds <= _CHEAP_SHARE * remaining_s)
     chance = wall_of(space, results).chance_of(choices.columns) * may_be
+    is_worth_a_look = (belief.spread_untried > 0) & (seconds <= _LOOK_SHARE * remaining_s)
     hoped = expected_gain(belief) + np.where(
-        belief.spread_untried > 0, _UNTRIED_CHANCE * gain_of(belief.log_ratio, belief.spread_untried), 0.0
+        is_worth_a_look, _UNTRIED_CHANCE * gain_of(belief.log_ratio, belief.spread_untried), 0.0
     )
     gain = hoped * chance + _LESSON_WORTH * expected_lesson(belief, chance, loads.is_loaded)
     gain = np.where(gain >= LEAST_GAIN_FRAC, gain, 0.0)
@@ -95,18 +97,23 @@ def next_best(
 
 
 def one_larger(space: Space, results: Sequence[TrialResult], best: Settings) -> Trial | None:
-    """The next larger placement than the best, never asked for so far, with all else as there; None for none.
+    """A placement half-way between the best and the next larger one that was tried, with all else as there.
 
     More on the device is faster as a rule. Where the search holds that it is not, for what it saw farther up, that is
-    seen for itself: what begins to be slow lies between.
+    seen for itself: what begins to be slow lies between. None where there is nothing between, or no room.
     """
     if best.devices == () or "n_gpu_layers" in space.fixed:
         return None
-    step = {"n_cpu_moe": best.n_cpu_moe - 1} if best.n_cpu_moe else {"n_gpu_layers": best.n_gpu_layers + 1}
-    larger = best.replace(**step)
     choices = choices_of(space)
+    common = {name: getattr(choices.base, name) for name in ("n_seq_max", "n_outputs_max", "kv_unified")}
+    name = "n_cpu_moe" if best.n_cpu_moe else "n_gpu_layers"
+    ours, step = getattr(best, name), -1 if best.n_cpu_moe else 1
+    others = [one.trial.settings for one in results if one.trial.settings.devices != ()]
+    alike = {getattr(one, name) for one in others if (one.n_cpu_moe > 0) == (best.n_cpu_moe > 0)}
+    farther = min((step * (one - ours) for one in alike if step * (one - ours) > 0), default=2)
+    larger = best.replace(**{name: ours + step * (farther // 2)}, **common)
     i = choices.index_of(larger)
-    if i is None or any(one.trial.settings.placement == larger.placement for one in results):
+    if farther < 2 or i is None:
         return None
     chance = wall_of(space, results).chance_of(choices.columns)[i] * is_open(space, choices, results)[i]
     return space.trial(larger, _why(space, larger, best)) if chance >= _CHANCE_LEAST else None

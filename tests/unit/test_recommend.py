@@ -341,12 +341,12 @@ def test_who_only_was_in_the_first_rounds_and_no_clear_loser_has_no_verdict() ->
 
 def test_who_is_alike_hardly_ever_leaves() -> None:
     chance, n_left = np.random.default_rng(5), 0
-    for _ in range(200):
+    for _ in range(60):
         swings = np.exp(chance.normal(0, 0.03, (2, 35)))
         rounds = rounds_of({FULL: swings[0].tolist(), DEFAULT: swings[1].tolist()})
         results = [ran(FULL, 1.0), ran(DEFAULT, 1.0)]
-        n_left += any(losers(SPACE, results, rounds[:n]) for n in range(3, 36))
-    assert n_left <= 6
+        n_left += any(losers(SPACE, results, rounds[:n]) for n in (3, 4, 5, 7, 10, 14, 21, 35))
+    assert n_left <= 3
 
 
 def test_the_two_best_are_to_be_told_apart_too() -> None:
