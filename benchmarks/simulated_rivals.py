@@ -1,6 +1,7 @@
 """What else could choose settings, given the same simulated machine and the same time.
 
-Each measures one visit a setting and ends with the best it measured, without comparing finalists.
+Each measures one visit a setting and ends with the best it measured, without comparing finalists. Once something ran, a
+trial may take the same share of the time left as in our own search; the last hundredth of the time is not used.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from simulated_machines import Case
 from offloadtune.engine import VisitPlan
 from offloadtune.engine.synthetic import SyntheticRunner
 from offloadtune.records import Comparison, Goal, Outcome, Settings, Trial
-from offloadtune.search import Space, result_cost
+from offloadtune.search import TRIAL_SHARE, Space, result_cost
 
-_N_TRIALS_MOST = 2000
+_N_TRIALS_MOST = 400
+_LAST_FRAC = 0.01
 _N_UBATCH = 512
 _UNFIT_TIMES = 10.0
 
@@ -40,13 +42,23 @@ class Task:
     def remaining_s(self) -> float:
         return self.budget_s - self.runner.clock_s
 
+    @property
+    def is_over(self) -> bool:
+        """Whether a rival's time is over."""
+        return self.remaining_s <= _LAST_FRAC * self.budget_s
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What was chosen, None where nothing ran; `versus` are the verdicts beside the baselines, where any were made."""
+    """What was chosen, None where nothing ran; `versus` are the verdicts beside the baselines, where any were made.
+
+    `n_loads` are those of the search itself, before settings were compared side by side, for so many `n_placements`.
+    """
 
     settings: Settings | None
     n_trials: int
+    n_loads: int = 0
+    n_placements: int = 0
     versus: tuple[Comparison, ...] = ()
 
 
@@ -65,7 +77,8 @@ class _Measured:
         task = self.task
         if settings not in self.costs:
             trial = Trial(settings=settings, target=task.case.target, why="a rival's")
-            result = task.runner.run(trial, task.plan, timeout_s=max(task.remaining_s, 0.0))
+            share = TRIAL_SHARE if any(map(math.isfinite, self.costs.values())) else 1.0
+            result = task.runner.run(trial, task.plan, timeout_s=max(share * task.remaining_s, 0.0))
             is_ok = result.outcome is Outcome.OK
             self.costs[settings] = result_cost(result, task.goal, task.case.workload)[1] if is_ok else math.inf
         return self.costs[settings]
@@ -88,7 +101,7 @@ def bisect_then_axes(task: Task) -> Answer:
     for name, one in zip(names, fields, strict=True):
         values: Iterable[object] = getattr(axes, name)
         for value in values:
-            if task.remaining_s <= 0:
+            if task.is_over:
                 return measured.answer
             changed = best.replace(**{one: value})
             changed = changed.replace(n_batch=max(task.grid.base.n_batch, changed.n_ubatch))
@@ -108,7 +121,7 @@ def _most_that_runs(task: Task, measured: _Measured, start: Settings) -> dict[st
     else:
         ladder = [{"n_gpu_layers": n, "n_cpu_moe": 0} for n in range(everything + 1)]
     low, high = -1, len(ladder)
-    while high - low > 1 and task.remaining_s > 0:
+    while high - low > 1 and not task.is_over:
         middle = (low + high) // 2
         runs = math.isfinite(measured.cost(start.replace(**ladder[middle])))
         low, high = (middle, high) if runs else (low, middle)
@@ -119,7 +132,7 @@ def at_random(task: Task) -> Answer:
     """Points of the grid by chance, feasible or not."""
     measured, axes, chance = _Measured(task=task), task.grid.axes, random.Random(task.seed)  # noqa: S311 - no secret
     for _ in range(_N_TRIALS_MOST):
-        if task.remaining_s <= 0:
+        if task.is_over:
             break
         point = Point(
             *chance.choice(axes.placements),
@@ -142,7 +155,7 @@ def by_tpe(task: Task) -> Answer:
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=task.seed % (1 << 32)))
     worst = 1.0
     for _ in range(_N_TRIALS_MOST):
-        if task.remaining_s <= 0:
+        if task.is_over:
             break
         trial = study.ask()
         point = Point(

@@ -6,7 +6,6 @@ The order of things is that of `pipeline.measuring`: screening, then rounds side
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
 from typing import cast
 
@@ -21,19 +20,21 @@ from offloadtune.pipeline.speed_memory import SpeedMemory
 from offloadtune.recommend import N_ROUNDS_LEAST, are_used_up, is_decided, recommend
 from offloadtune.records import Outcome, Settings, Trial, TrialResult, Visit
 
-_ROUND_MARGIN = 1.5
-_TRIAL_SHARE = 0.4
-
 
 def todays_sweep(task: Task) -> Answer:
     """What a sweep of that budget recommends."""
     sweep = _Sweep(task)
     sweep.screen()
+    n_loads, n_placements = task.runner.n_model_loads, len({r.trial.settings.placement for r in sweep.results})
     sweep.compare()
     best = recommend(task.space, sweep.results, sweep.rounds)
-    if best is None:
-        return Answer(settings=None, n_trials=len(sweep.results))
-    return Answer(settings=best.trial.settings, n_trials=len(sweep.results), versus=best.versus)
+    return Answer(
+        settings=best.trial.settings if best else None,
+        n_trials=len(sweep.results),
+        n_loads=n_loads,
+        n_placements=n_placements,
+        versus=best.versus if best else (),
+    )
 
 
 class _Sweep:
@@ -48,20 +49,22 @@ class _Sweep:
 
     def screen(self) -> None:
         task = self.task
-        while trial := search.next_trial(self.foresight.beside(task.space), self.results):
+        while trial := search.next_trial(self._space, self.results, task.remaining_s):
             if task.remaining_s <= 0 or self._must_compare_now():
                 return
             expected = self.foresight.expected(task.space, trial.settings)
             is_first = recommend(task.space, self.results, ()) is None
-            timeout_s = task.remaining_s * (1.0 if is_first else _TRIAL_SHARE)
-            result = task.runner.run(trial, task.plan, timeout_s=timeout_s)
+            timeout_s = task.remaining_s * (1.0 if is_first else search.TRIAL_SHARE)
+            n_visits = search.n_visits(self._space, trial.settings, self.results, task.plan.n_steps)
+            plan = dataclasses.replace(task.plan, n_visits=n_visits)
+            result = task.runner.run(trial, plan, timeout_s=timeout_s)
             result = dataclasses.replace(result, expected=expected)
             self.results.append(result)
             self.foresight.learn(result)
 
     def compare(self) -> None:
         task, finalists = self.task, self._finalists()
-        round_s = self._round_s(finalists)
+        round_s = search.round_s(self.results, finalists)
         while len(finalists) > 1 and self._wants_rounds() and task.remaining_s > round_s:
             start_s = task.runner.clock_s
             one = self._round(shuffled(finalists, seed=len(self.rounds)))
@@ -70,7 +73,9 @@ class _Sweep:
                 continue
             self.rounds.append(one)
             self.all_rounds.append(one)
-            round_s = task.runner.clock_s - start_s
+            n_compared, finalists = len(finalists), self._finalists()
+            is_same = len(finalists) == n_compared
+            round_s = task.runner.clock_s - start_s if is_same else search.round_s(self.results, finalists)
 
     def _wants_rounds(self) -> bool:
         return not are_used_up(len(self.rounds)) and not is_decided(self.task.space, self.results, self.rounds)
@@ -87,24 +92,15 @@ class _Sweep:
             one[trial.settings] = visits
         return one
 
+    @property
+    def _space(self) -> search.Space:
+        return self.foresight.beside(self.task.space)
+
     def _finalists(self) -> tuple[Trial, ...]:
         finalists, rounds = side_by_side(self.task.space, self.results, self.all_rounds)
         self.rounds = list(rounds)
         return finalists
 
     def _must_compare_now(self) -> bool:
-        tried, baselines = {r.trial.settings for r in self.results}, search.baseline_trials(self.task.space)
-        if not all(baselines[name].settings in tried for name in ("cpu_only", "default")):
-            return False
-        n_ctx_needed = self.task.case.workload.n_ctx_needed
-        next_s = statistics.median(r.duration_s for r in self.results if r.trial.settings.n_ctx >= n_ctx_needed)
-        rounds_s = N_ROUNDS_LEAST * self._round_s(search.finalists(self.task.space, self.results))
-        return self.task.remaining_s - next_s < rounds_s
-
-    def _round_s(self, finalists: Sequence[Trial]) -> float:
-        by_settings = {result.trial.settings: result for result in self.results}
-        results = [by_settings[trial.settings] for trial in finalists]
-        loads = {result.trial.settings.placement: result.load_ns or 0 for result in results}
-        loads_s = sum(loads.values()) / 1e9 if len(loads) > 1 else 0.0
-        visits = [visit for result in results for visit in search.measured(result.visits)]
-        return loads_s + _ROUND_MARGIN * sum(visit.ttft_s + sum(visit.step_ns) / 1e9 for visit in visits)
+        compared = search.finalists(self.task.space, self.results)
+        return search.must_compare(self._space, self.results, compared, N_ROUNDS_LEAST, self.task.remaining_s)

@@ -22,6 +22,7 @@ from offloadtune.speed.blocks import Floats
 from offloadtune.speeds import DeviceRates, HostRates, Phase, Rig
 
 N_TRIALS_MOST = 80
+BUDGET_S = 3600.0
 HOST = HostRates(peak_bytes_per_s=50e9, n_cores=4)
 RIG = Rig(
     devices=(DeviceRates(name="CUDA0", read_bytes_per_s=500e9, flop_per_s=60e12, link_bytes_per_s=12e9),), host=HOST
@@ -149,7 +150,7 @@ class LawfulEngine:
         """The whole plan."""
         results: list[TrialResult] = []
         for _ in itertools.repeat(None, N_TRIALS_MOST):
-            trial = next_trial(self.space, results)
+            trial = next_trial(self.space, results, BUDGET_S - sum(one.duration_s for one in results))
             if trial is None:
                 return results
             results.append(self.run(trial))

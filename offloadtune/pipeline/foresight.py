@@ -17,6 +17,8 @@ from offloadtune.speed.flags import strange
 from offloadtune.sweeps import Said, Teller
 
 _N_MISSES = 3
+_N_SIGMA_OUT = 3.0
+_LEAST_OUT = math.log(1.25)
 _NUMERICAL = (ArithmeticError, ValueError, np.linalg.LinAlgError)
 _USUAL_SCATTER_FRAC = 0.05
 _MISSES_FRAC = 1 / 3
@@ -57,6 +59,8 @@ class Foresight:
         for sentence in strange(result, visits):
             self._listen(Said(text=sentence))
         self._tally(result)
+        if _is_out_of_law(result):
+            return
         try:
             self._speeds.learn(result)
             self._speeds.laws(result.trial.settings)
@@ -85,6 +89,24 @@ class Foresight:
             if sentence not in self._said:
                 self._said.add(sentence)
                 self._listen(Said(text=sentence))
+
+
+def _is_out_of_law(result: TrialResult) -> bool:
+    """Whether it took so much longer than runs of this machine foretold that something else must have slowed it.
+
+    Memory that spilled, a kernel that is slow for one size: a law that learnt from that would be wrong of all the rest.
+    """
+    return any(
+        foretold.basis is Basis.CALIBRATED and _times_slower(foretold, measured, is_rate=is_rate) > 1.0
+        for (foretold, measured), is_rate in zip(_beside(result), (False, True), strict=False)
+    )
+
+
+def _times_slower(foretold: Estimate, measured: float, *, is_rate: bool) -> float:
+    """How much longer it took, beside what is too long to be believed."""
+    log_slower = math.log(foretold.p50 / measured if is_rate else measured / foretold.p50)
+    width = math.log(foretold.high / foretold.low) / 2 / N_SIGMA_90
+    return log_slower / max(_N_SIGMA_OUT * width, _LEAST_OUT)
 
 
 def _scatter_frac(result: TrialResult) -> float:

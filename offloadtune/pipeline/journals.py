@@ -11,6 +11,7 @@ from pathlib import Path
 from offloadtune import search, store
 from offloadtune.errors import StoreError
 from offloadtune.recalls import UnreadableJournal
+from offloadtune.recommend import losers
 from offloadtune.records import Outcome, Settings, Trial, TrialResult, Visit
 
 _ASIDE = re.compile(r"\.\d{8}T\d{6}\.jsonl\Z")
@@ -140,9 +141,14 @@ def rounds_among(content: store.JournalContent, results: Sequence[TrialResult]) 
 def side_by_side(
     space: search.Space, results: Sequence[TrialResult], rounds: Sequence[dict[Settings, tuple[Visit, ...]]]
 ) -> tuple[tuple[Trial, ...], Rounds]:
-    """Who is compared, and the rounds that count: those in which all of them stood."""
-    finalists = search.finalists(space, results)
-    return finalists, tuple(one for one in rounds if all(trial.settings in one for trial in finalists))
+    """Who is still compared, and the rounds that count: those in which all stood that had not clearly lost before."""
+    finalists, counted = search.finalists(space, results), []
+    for one in rounds:
+        if all(trial.settings in one for trial in finalists):
+            counted.append(one)
+            lost = losers(space, results, counted)
+            finalists = tuple(trial for trial in finalists if trial.settings not in lost)
+    return finalists, tuple(counted)
 
 
 def as_reported(space: search.Space, content: store.JournalContent) -> tuple[tuple[TrialResult, ...], Rounds]:
@@ -186,7 +192,10 @@ def _is_survived(content: store.JournalContent, i_result: int) -> bool:
 def _finalists_not_in_last_round(
     space: search.Space, content: store.JournalContent, results: dict[Settings, TrialResult]
 ) -> list[Settings]:
-    finalists = search.finalists(space, tuple(results.values())) if content.rounds else ()
+    if not content.rounds:
+        return []
+    rounds = rounds_among(content, tuple(results.values()))
+    finalists, _ = side_by_side(space, tuple(results.values()), rounds[:-1])
     return [trial.settings for trial in finalists if trial.trial_id not in content.rounds[-1]]
 
 

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import math
 import random
-import statistics
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -48,8 +47,6 @@ from offloadtune.records import (
 from offloadtune.sweeps import Listener, RoundFinished, Said, SweepRequest, TrialFinished, TrialStarted
 
 _N_STEPS = 32
-_ROUND_MARGIN = 1.5
-_TRIAL_SHARE = 0.4
 
 
 class Measuring:
@@ -136,7 +133,7 @@ class Measuring:
                 self._keep(TrialResult(trial=self.running, outcome=Outcome.CANCELLED, reason="stopped by the user"))
 
     def _screen(self) -> None:
-        while trial := search.next_trial(self.foresight.beside(self.space), self.results):
+        while trial := self._next_trial():
             if self.is_gone or self._remaining_s() <= 0 or self._must_compare_now():
                 return
             if self._has_changed(trial):
@@ -156,7 +153,11 @@ class Measuring:
                 self.device_memory.predicted(trial.settings),
                 self.foresight.expected(self.space, trial.settings),
             )
-            result = self.undisturbed.run(trial, self.plan, timeout_s=self._trial_s())
+            n_visits = search.n_visits(
+                self.foresight.beside(self.space), trial.settings, self.results, self.plan.n_steps
+            )
+            plan = dataclasses.replace(self.plan, n_visits=n_visits)
+            result = self.undisturbed.run(trial, plan, timeout_s=self._trial_s())
             self.running = None
             result = dataclasses.replace(result, device_predicted_bytes=predicted, expected=expected)
             if self._is_excused(result):
@@ -168,6 +169,9 @@ class Measuring:
             if self._tell_if_gone(result):
                 return
         self.is_plan_done = True
+
+    def _next_trial(self) -> Trial | None:
+        return search.next_trial(self.foresight.beside(self.space), self.results, self._remaining_s())
 
     def _compare(self) -> bool:
         """Rounds over the finalists until a look decides what is to be said, or the looks or the budget end.
@@ -192,13 +196,14 @@ class Measuring:
             self.rounds.append(one)
             self.all_rounds.append(one)
             self.journal.append_round([(trial.trial_id, one[trial.settings]) for trial in order])
-            loaded = self.runner.n_model_loads > n_loads
-            round_s = self._round_s(finalists) if loaded and self.abreast else time.monotonic() - start_s
+            n_compared, finalists = len(finalists), self._finalists()
+            is_other = len(finalists) != n_compared or (self.abreast and self.runner.n_model_loads > n_loads)
+            round_s = self._round_s(finalists) if is_other else time.monotonic() - start_s
             least_s, most_s = left_of_rounds(len(self.rounds), round_s, self._remaining_s())
             self.listen(
                 RoundFinished(
                     n_rounds=len(self.rounds),
-                    n_finalists=len(finalists),
+                    n_finalists=n_compared,
                     remaining_s=most_s,
                     least_s=least_s,
                     best=self.best(),
@@ -309,7 +314,7 @@ class Measuring:
             raise KeyboardInterrupt
 
     def _finalists(self) -> tuple[Trial, ...]:
-        """Who is compared from now on, by the rounds that held them all."""
+        """Who is compared from now on, by the rounds that held all that had not clearly lost before."""
         finalists, rounds = side_by_side(self.space, self.results, self.all_rounds)
         self.rounds = list(rounds)
         return finalists
@@ -324,21 +329,12 @@ class Measuring:
     def _trial_s(self) -> float:
         """Time a trial may take: all there is for the first answer, later a share, so that no loser eats the rest."""
         remaining_s = max(0.0, self._remaining_s())
-        return remaining_s if self.best() is None else remaining_s * _TRIAL_SHARE
+        return remaining_s if self.best() is None else remaining_s * search.TRIAL_SHARE
 
     def _must_compare_now(self) -> bool:
-        """Whether one more trial would take the time of the rounds that a verdict needs, once CPU and defaults ran.
-
-        The other baselines are tried where there is time for them.
-        """
-        tried, baselines = {result.trial.settings for result in self.results}, search.baseline_trials(self.space)
-        needed = [baselines[name].settings for name in ("cpu_only", "default")]
-        if not all(settings in tried or not search.can_hold(self.space, settings) for settings in needed):
-            return False
-        n_ctx_needed = self.request.workload.n_ctx_needed  # what refuses for want of context takes no time
-        next_s = statistics.median(r.duration_s for r in self.results if r.trial.settings.n_ctx >= n_ctx_needed)
-        rounds_s = N_ROUNDS_LEAST * self._round_s(search.finalists(self.space, self.results))
-        return self._remaining_s() - next_s < rounds_s
+        """Whether one more trial would take the time of the rounds that a verdict needs."""
+        space, compared = self.foresight.beside(self.space), search.finalists(self.space, self.results)
+        return search.must_compare(space, self.results, compared, N_ROUNDS_LEAST, self._remaining_s())
 
     def _comparison_s(self) -> float:
         """About what a round of today's finalists will take, nothing where there are no two."""
@@ -346,15 +342,7 @@ class Measuring:
         return self._round_s(finalists) if len(finalists) > 1 else 0.0
 
     def _round_s(self, finalists: Sequence[Trial]) -> float:
-        """About what a round will take: a load and the counted visits of each, and as much again for what is around."""
-        by_settings = {result.trial.settings: result for result in self.results}
-        results = [by_settings[trial.settings] for trial in finalists]
-        loads = {result.trial.settings.placement: result.load_ns or 0 for result in results}
-        if self.abreast:
-            loads = {key: ns for key, ns in loads.items() if key not in self.runner.loaded}
-        loads_s = sum(loads.values()) / 1e9 if len(loads) > 1 or self.abreast else 0.0
-        visits = [visit for result in results for visit in search.measured(result.visits)]
-        return loads_s + _ROUND_MARGIN * sum(visit.ttft_s + sum(visit.step_ns) / 1e9 for visit in visits)
+        return search.round_s(self.results, finalists, kept=self.runner.loaded if self.abreast else None)
 
     def _after_self_test(self, trial: Trial) -> Trial:
         """`trial`, or what it becomes once the self-test has found what this engine build needs to live."""
@@ -363,7 +351,7 @@ class Measuring:
             return trial
         self.space = dataclasses.replace(self.space, kept={**self.space.kept, **knobs})
         self.journal.append_kept(self.space.kept)
-        return search.next_trial(self.foresight.beside(self.space), self.results) or trial
+        return self._next_trial() or trial
 
     def _tell_kept(self) -> None:
         if self.space.kept:

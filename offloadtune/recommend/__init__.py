@@ -9,7 +9,7 @@ front      what else can be had, for what
 explaining what lies around it, what limits it, and who came next
 """
 
-from offloadtune.recommend.answer import is_decided, n_changes, recommend
+from offloadtune.recommend.answer import is_decided, losers, n_changes, recommend
 from offloadtune.recommend.evidence import Round, counted_visits, figures
 from offloadtune.recommend.explaining import explain
 from offloadtune.recommend.front import pareto_front
@@ -24,6 +24,7 @@ __all__ = [
     "explain",
     "figures",
     "is_decided",
+    "losers",
     "n_changes",
     "pareto_front",
     "recommend",

@@ -16,12 +16,13 @@ from offloadtune.search import Space, baseline_trials
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
-    """`chosen` is the simplest of the `tied`, of which `best` is the fastest."""
+    """`chosen` is the simplest of the `tied`, of which `best` is the fastest; `left` were entrants in the beginning."""
 
     chosen: Settings
     best: Settings
     tied: list[Settings]
     entrants: list[Settings]
+    left: list[Settings]
 
 
 def recommend(space: Space, results: Sequence[TrialResult], rounds: Sequence[Round]) -> Recommendation | None:
@@ -43,7 +44,9 @@ def recommend(space: Space, results: Sequence[TrialResult], rounds: Sequence[Rou
         host_peak_rss_bytes=result.host_peak_rss_bytes,
         versus=versus,
         reasons=tuple(reasons(case, result, versus, best=choice.best, n_tied=len(choice.tied))),
-        evidence_trial_ids=tuple(case.feasible[settings].trial.trial_id for settings in choice.entrants),
+        evidence_trial_ids=tuple(
+            case.feasible[settings].trial.trial_id for settings in (*choice.entrants, *choice.left)
+        ),
         limits=reached(case, result),
     )
 
@@ -66,7 +69,7 @@ def is_decided(space: Space, results: Sequence[TrialResult], rounds: Sequence[Ro
     pairs |= {(second, best) for second in others[:1] if case.rank(second)[:-1] == case.rank(best)[:-1]}
     if not can_judge_limits(case, case.feasible[choice.chosen]):
         return False
-    found = [case.pairs(other, ours) for other, ours in pairs if other != ours]
+    found = [case.pairs(other, ours) for other, ours in pairs if other != ours and not case.has_left(other)]
     return all(one.is_decided and one.ratio.n_samples >= looks.N_ROUNDS_A_LOOK for one in found)
 
 
@@ -78,13 +81,14 @@ def n_changes(settings: Settings, defaults: Settings) -> int:
 
 def _choose(case: Case) -> _Choice | None:
     entrants = [settings for settings in case.feasible if case.is_in_rounds(settings)]
+    left = [settings for settings in case.feasible if case.has_left(settings)]
     if not entrants:
         return None
     best = min(entrants, key=case.rank)
     tied = case.tied_with(best, entrants)
     defaults = baseline_trials(case.space)["default"].settings
     chosen = min(tied, key=lambda settings: (n_changes(settings, defaults), case.rank(settings)))
-    return _Choice(chosen=chosen, best=best, tied=tied, entrants=entrants)
+    return _Choice(chosen=chosen, best=best, tied=tied, entrants=entrants, left=left)
 
 
 def _compared(case: Case, chosen: Settings) -> dict[str, Settings]:
@@ -92,5 +96,11 @@ def _compared(case: Case, chosen: Settings) -> dict[str, Settings]:
     return {
         name: trial.settings
         for name, trial in baseline_trials(case.space).items()
-        if trial.settings == chosen or (case.rounds and case.is_in_rounds(trial.settings))
+        if trial.settings == chosen
+        or (case.rounds and (case.is_in_rounds(trial.settings) or case.has_left(trial.settings)))
     }
+
+
+def losers(space: Space, results: Sequence[TrialResult], rounds: Sequence[Round]) -> set[Settings]:
+    """What all rounds held and no further one need hold: it is clearly slower than the best."""
+    return Case(space=space, results=results, rounds=rounds).losers

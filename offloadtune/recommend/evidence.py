@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from offloadtune import stats
-from offloadtune.recommend.looks import N_ROUNDS_LEAST, confidence_at
+from offloadtune.recommend.looks import LEAVING_CONFIDENCE, N_ROUNDS_LEAST, confidence_at
 from offloadtune.records import Comparison, Estimate, Figures, Goal, Settings, TrialResult, Verdict, Visit, Workload
 from offloadtune.search import Space, candidates, measured, result_cost, shortfall, visit_cost
 
@@ -69,10 +70,30 @@ class Case:
         """Whether every round holds `settings`: a finalist that fails later is in the first ones only."""
         return all(settings in one for one in self.rounds)
 
+    @property
+    def losers(self) -> set[Settings]:
+        """What was in every round and is clearly slower than the best; see looks.py."""
+        entrants = [settings for settings in self.feasible if self.is_in_rounds(settings)]
+        if len(self.rounds) < N_ROUNDS_LEAST or not entrants:
+            return set()
+        best, noise_frac = min(entrants, key=self.rank), self.noise_frac
+        costs = {settings: self.round_costs(settings, best) for settings in entrants if settings != best}
+        return {
+            settings
+            for settings, (theirs, ours) in costs.items()
+            if stats.compare_pairs(theirs, ours, noise_frac, LEAVING_CONFIDENCE).verdict is Verdict.FASTER
+        }
+
+    def has_left(self, settings: Settings) -> bool:
+        """Whether it left the rounds as a clear loser: only the first ones hold it."""
+        n_held = next((i for i, one in enumerate(self.rounds) if settings not in one), 0)
+        return n_held > 0 and settings in dataclasses.replace(self, rounds=self.rounds[:n_held]).losers
+
     def round_costs(self, *compared: Settings) -> tuple[list[float], ...]:
         """Costs of each of `compared` in the rounds they share; rounds that disturbed one of them only if need be."""
-        clean = [one for one in self.rounds if all(any(v.counts for v in one[settings]) for settings in compared)]
-        rounds = clean if len(clean) >= N_ROUNDS_LEAST else self.rounds
+        shared = [one for one in self.rounds if all(settings in one for settings in compared)]
+        clean = [one for one in shared if all(any(v.counts for v in one[settings]) for settings in compared)]
+        rounds = clean if len(clean) >= N_ROUNDS_LEAST else shared
         return tuple([self._cost(one[settings]) for one in rounds] for settings in compared)
 
     def _cost(self, visits: Sequence[Visit]) -> float:
@@ -117,7 +138,7 @@ class Case:
         if other == chosen:
             return Comparison(against=name, ratio=_ONE, verdict=Verdict.SAME)
         found = self.pairs(other, chosen)
-        verdict = found.verdict if len(self.rounds) >= N_ROUNDS_LEAST else Verdict.SAME
+        verdict = found.verdict if found.ratio.n_samples >= N_ROUNDS_LEAST else Verdict.SAME
         return Comparison(against=name, ratio=stats.inverse(found.ratio), verdict=verdict)
 
     def is_tie(self, other: Settings, best: Settings) -> bool:

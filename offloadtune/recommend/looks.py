@@ -3,6 +3,9 @@
 Stopping at the first round that looks significant would make every interval a lie. All looks have the same level
 (Pocock's, for the most looks there may be), whatever the budget: the same command again goes on at that level, up to
 the same last look, so no number of runs errs more than one.
+
+What is clearly slower than the best leaves the rounds before, at a level so strict that asking after each round errs
+little more: its verdict stands by the rounds that it had.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ N_ROUNDS_LEAST = 3
 """Fewer give no verdict: the best of several by two rounds is too often one that was lucky twice."""
 N_LOOKS_MOST = 5
 N_ROUNDS_MOST = N_LOOKS_MOST * N_ROUNDS_A_LOOK
+LEAVING_CONFIDENCE = 0.999
 _CONFIDENCE = 0.95
 _CRITICAL = 2.413
 """Two-sided error of 5 % over five looks: Pocock, Biometrika 64 (1977), 191-199; Jennison and Turnbull, Group

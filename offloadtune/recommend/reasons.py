@@ -218,7 +218,8 @@ def _no_offload_reason(case: Case, chosen: TrialResult) -> str:
         return f"Nothing is offloaded: {_no_room_words(space, one_layer)}."
     if not rivals:
         return f"Nothing is offloaded: no placement on the device {_no_rival_words(case, ours)}."
-    in_rounds = [result for result in rivals if case.rounds and case.is_in_rounds(result.trial.settings)]
+    compared = {s for s in case.feasible if case.rounds and (case.is_in_rounds(s) or case.has_left(s))}
+    in_rounds = [result for result in rivals if result.trial.settings in compared]
     if in_rounds:
         rival = min(in_rounds, key=lambda result: case.rank(result.trial.settings))
         is_tie = case.is_tie(rival.trial.settings, ours)

@@ -15,6 +15,7 @@ keeping    which settings are likely to be as fast as the user wants at least
 room       where memory ends: which of them have room
 acquire    which is worth its time most
 ladder     placements until one runs; to the most that runs where no law says what layers are worth
+pacing     what there is time for: baselines that wait, visits of a trial, rounds
 contexts   the largest context, for the goal that asks for it
 neighbours what lies one step from settings
 plan       all of it together: the next trial, and who is compared in the end
@@ -39,6 +40,7 @@ from offloadtune.search.cost import (
     visit_cost,
 )
 from offloadtune.search.expecting import expected
+from offloadtune.search.pacing import TRIAL_SHARE, must_compare, n_visits, round_s
 from offloadtune.search.plan import candidates, finalists, next_trial
 from offloadtune.search.remedies import Lack, Remedy, remedies
 from offloadtune.search.skipping import skipped
@@ -62,6 +64,7 @@ __all__ = [
     "FIT_MARGIN_BYTES",
     "N_CTX_SHIPPED",
     "N_VISITS_OF_P95",
+    "TRIAL_SHARE",
     "Lack",
     "Remedy",
     "Space",
@@ -82,11 +85,14 @@ __all__ = [
     "limits_reached",
     "llama_defaults",
     "measured",
+    "must_compare",
+    "n_visits",
     "next_trial",
     "ran_out",
     "remedies",
     "result_cost",
     "result_rank",
+    "round_s",
     "sane",
     "settings_of_target",
     "settings_to_fit",

@@ -68,13 +68,12 @@ class Foretold:
     """What laws say of one phase, one entry a setting. Shares are parts of its time.
 
     `slopes` (n_coefficients, n) say how the log of the time moves with each coefficient, whose `covariance` it has;
-    `is_learnt` where trials of this machine had their say in that already. `device_shares` has a row a device.
+    `device_shares` has a row a device.
     """
 
     log_s: Floats
     slopes: Floats
     covariance: Floats
-    is_learnt: bool
     host_share: Floats
     link_share: Floats
     device_shares: Floats
@@ -93,7 +92,6 @@ def foretold(space: Space, laws_of: LawsOf, base: Settings, columns: Columns, ph
         log_s=np.zeros(n),
         slopes=np.zeros((n_coefficients, n)),
         covariance=np.zeros((n_coefficients, n_coefficients)),
-        is_learnt=any(law.runs for law, _, _ in parts),
         host_share=np.zeros(n),
         link_share=np.zeros(n),
         device_shares=np.zeros((len(cards_of(space)), n)),

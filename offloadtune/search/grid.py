@@ -209,8 +209,8 @@ _I_LENT = [axis.name for axis in AXES].index("op_offload_min_batch")
 THREADS = (Axis(name="n_threads", values=_thread_counts), Axis(name="n_threads_batch", values=_thread_counts))
 
 
-IDLE = {Goal.TTFT: ("n_threads",), Goal.DECODE: ("n_threads_batch", "op_offload")}
-"""What changes nothing that a goal counts: to read a prompt, or to write a token."""
+IDLE = {Goal.TTFT: ("n_threads",), Goal.DECODE: ("n_threads_batch",)}
+"""What changes nothing that a goal counts, and no memory: to read a prompt, or to write a token."""
 
 
 def idle_axes(space: Space) -> tuple[str, ...]:

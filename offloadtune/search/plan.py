@@ -1,24 +1,28 @@
 """The plan of a sweep: which trial is next, and who is compared in the end.
 
-Order: placements until the first that runs (ladder.py); what the answer is compared with, the CPU alone and what the
-target would do unasked; then whatever promises most for its time among all settings together (acquire.py), by the
-speed law and by what trials showed (surrogate.py). Where no law says what more layers are worth the ladder is climbed
-to its end before. Settings that lower the stored precision of the cache are proposed only where the user allows it.
+Order: placements until the first that runs (ladder.py); what is worth a cheap look in it; what the answer is compared
+with, the CPU alone and what the target would do unasked, but for what would take much of the time (pacing.py); then
+whatever promises most for its time among all settings together (acquire.py), by the speed law and by what trials showed
+(surrogate.py); the next larger placement than the best; and baselines that waited, where there is time. Where no law
+says what more layers are worth the ladder is climbed to its end before. Settings that lower the stored precision of the
+cache are proposed only where the user allows it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from offloadtune.records import Goal, Outcome, Settings, Trial, TrialResult
-from offloadtune.search.acquire import is_as_fixed, is_open, next_best
+from offloadtune.search.acquire import is_as_fixed, is_open, next_best, one_larger
 from offloadtune.search.contexts import largest_context, next_context
 from offloadtune.search.cost import is_allowed, keeps_limits, result_rank
 from offloadtune.search.grid import choices_of
 from offloadtune.search.ladder import next_placement
+from offloadtune.search.pacing import baseline_due, baseline_put_off
 from offloadtune.search.room import wall_of
 from offloadtune.search.space import Space, baseline_trials, can_fit, can_hold, start_settings
 
@@ -26,29 +30,40 @@ _N_BEST_FINALISTS = 3
 _CHANCE_LEAST = 0.1
 
 
-def next_trial(space: Space, results: Sequence[TrialResult]) -> Trial | None:
-    """The next trial worth its time, or None when the plan is done."""
-    tried = {result.trial.settings for result in results}
+def next_trial(space: Space, results: Sequence[TrialResult], remaining_s: float = math.inf) -> Trial | None:
+    """The next trial worth its time, of which `remaining_s` are left, or None when the plan is done."""
     ran = {result.trial.settings for result in results if is_allowed(space, result)}
     placement = _next_placement(space, results)
     if placement is not None and not any(settings.offloads for settings in ran):
         return placement
-    for trial in baseline_trials(space).values():
-        if trial.settings not in tried and can_hold(space, trial.settings):
-            return trial
+    if baseline := baseline_due(space, results, remaining_s):
+        return _cheap_look(space, results, remaining_s) or baseline
     if placement is not None and space.laws is None:
         return placement
-    return _next_of_all(space, results) if candidates(space, results) else _least_in_ram(space, results)
+    found = _next_of_all(space, results, remaining_s) if candidates(space, results) else _least_in_ram(space, results)
+    return found or baseline_put_off(space, results, remaining_s)
 
 
-def _next_of_all(space: Space, results: Sequence[TrialResult]) -> Trial | None:
+def _cheap_look(space: Space, results: Sequence[TrialResult], remaining_s: float) -> Trial | None:
+    """What is worth a look where it is loaded, before a baseline takes its place: coming back would cost a load."""
+    if space.goal is Goal.CONTEXT or not results or not results[-1].trial.settings.offloads:
+        return None
+    return next_best(space, results, remaining_s, is_cheap=True)
+
+
+def _next_of_all(space: Space, results: Sequence[TrialResult], remaining_s: float) -> Trial | None:
     """The most promising of all settings; for the goal `context` the next context, once the limits are kept at all."""
     if space.goal is not Goal.CONTEXT:
-        return next_best(space, results) or _price_of_context(space, results)
+        best = min(candidates(space, results), key=lambda one: result_rank(space, one))
+        return (
+            next_best(space, results, remaining_s)
+            or one_larger(space, results, best.trial.settings)
+            or _price_of_context(space, results)
+        )
     if not any(keeps_limits(space, one) for one in candidates(space, results)):
-        return next_best(space, results)
+        return next_best(space, results, remaining_s)
     return next_context(space, results) or next_best(
-        dataclasses.replace(space, n_ctx=largest_context(space, results)), results
+        dataclasses.replace(space, n_ctx=largest_context(space, results)), results, remaining_s
     )
 
 

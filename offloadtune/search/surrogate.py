@@ -6,12 +6,14 @@ An effect is what a trait (a ubatch of 512 on the device, more threads than core
 believed to be small until trials say otherwise; then all settings with that trait share it. A machine has few
 surprises, but large ones, so the few traits that trials speak for most strongly may have an effect of any size.
 
-Every trial adds its row; effects are found by ridge regression (Bayes' rule, everything normal). Loads of a file and
-the time of day (heat) have effects on what was measured, not on what is true: they are learnt and left out.
+Every trial adds its row; effects are found by ridge regression (Bayes' rule, everything normal). Loads of a file, the
+time of day (heat) and what disturbed a single trial have effects on what was measured, not on what is true: they are
+learnt and left out. What one trial alone speaks for may be a disturbance, so half of it is believed, and all is open.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import statistics
@@ -46,8 +48,12 @@ _AMBIGUOUS = 1.0
 """Of surprises whose evidence differs by less any may be the one."""
 _N_SURPRISES_MOST = 3
 _NUDGE = 1e-8
-_UNTRIED_WIDTH = 0.5
-"""What an axis that no trial has varied may do all the same, seldom."""
+_FILLED_PARTS = tuple(i / 100 for i in range(80, 101))
+"""Where a driver may begin to move memory to the host instead of failing: from there on all is slow."""
+_VARIED_LEAST = 0.25
+"""What a trait is of less of the time than that, trials tell nothing of it."""
+_UNTRIED_WIDTH = 1.0
+"""What an axis that no trial has varied may do all the same, seldom: as much as any surprise."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -253,7 +259,7 @@ def _traits(n_ubatches: Sequence[int], n_devices: int) -> list[Trait]:
                 width=0.01,
                 values=functools.partial(_filled_beyond, part=part),
             )
-            for part in (0.9, 0.94, 0.97)
+            for part in _FILLED_PARTS
         ),
     ]
 
@@ -288,7 +294,7 @@ def believe(space: Space, choices: Choices, results: Sequence[TrialResult], rate
     ]
 
     def loadings(rows: Ints) -> list[Floats]:
-        return [one for model, share, of_best in shares for one in model.loadings(rows, share[rows], best, of_best)]
+        return [model.loadings(rows, share[rows], best, of_best) for model, share, of_best in shares]
 
     own = _OWN * np.sqrt(sum(share**2 for _, share, _ in shares))
     log_ratio = np.log(cost / cost_tried[best])
@@ -323,7 +329,7 @@ def _cost(weights: tuple[float, float], prompt_log_s: Floats, step_log_s: Floats
 class _Model:
     """One phase: effects by the trials, and with them the log seconds of candidates and of what was tried.
 
-    Where no trial had its say in the law yet, its coefficients are learnt as effects are.
+    The law's coefficients are learnt as effects are: what trials showed of it before is where that begins.
     """
 
     def __init__(self, phase: Phase, candidates: View, tried: View, results: Sequence[TrialResult]) -> None:
@@ -335,7 +341,7 @@ class _Model:
             np.column_stack(
                 [
                     *(trait.values(view, phase) for trait in traits),
-                    *([] if self._tried.is_learnt else [view.foretold.slopes.T @ self._root]),
+                    view.foretold.slopes.T @ self._root,
                 ]
             )
             for view in (candidates, tried)
@@ -343,16 +349,22 @@ class _Model:
         n_effects, n_coefficients = self._design.shape[1], self._design.shape[1] - len(traits)
         mean = np.array([*(trait.mean for trait in traits), *[0.0] * n_coefficients])
         widths = np.array([*(trait.width_in(phase) for trait in traits), *[1.0] * n_coefficients])
-        surprised = np.where(widths > 0, np.maximum(widths, _SURPRISE_WIDTH), 0.0)
-        passing, passing_widths, passing_surprised = _passing(results)
-        rows = np.hstack([self._tried_design, passing])
-        widths, surprised = np.append(widths, passing_widths), np.append(surprised, passing_surprised)
+        lasting = _Effects(
+            rows=self._tried_design,
+            widths=widths,
+            surprised=np.where(widths > 0, np.maximum(widths, _SURPRISE_WIDTH), 0.0),
+            is_only_slower=np.zeros(n_effects, dtype=np.bool_),
+        )
         noise = _VISIT_NOISE**2 / np.array([len(measured(result.visits)) for result in results])
         residual = _log_seconds(phase, results) - self._tried.log_s - self._tried_design @ mean
-        widths = _with_surprises(rows, widths, surprised, residual, noise + _OWN**2)
+        found = lasting.beside(_passing(results))
+        found = found.with_surprises(residual, noise + _OWN**2)
+        rows, widths = found.rows, found.widths
         effects, covariance = _ridge(rows, widths, residual, noise + _OWN**2)
         is_axis = np.array([*(trait.is_axis for trait in traits), *[False] * n_coefficients])
-        self._untried = np.flatnonzero(is_axis & (widths[:n_effects] > 0) & (np.ptp(self._tried_design, axis=0) == 0))
+        self._untried = np.flatnonzero(
+            is_axis & (widths[:n_effects] > 0) & (np.ptp(self._tried_design, axis=0) < _VARIED_LEAST)
+        )
         self._covariance_root = _root(covariance[:n_effects, :n_effects])
         self.log_s = self._candidates.log_s + self._design @ (effects[:n_effects] + mean)
         own = (residual - rows @ effects) * _OWN**2 / (noise + _OWN**2)
@@ -363,14 +375,10 @@ class _Model:
         away = self._design[:, self._untried] - self._tried_design[i_best, self._untried]
         return np.asarray((_UNTRIED_WIDTH * shares) ** 2 * (away**2).sum(axis=1))
 
-    def loadings(self, rows: Ints, shares: Floats, i_best: int, share_of_best: float) -> list[Floats]:
+    def loadings(self, rows: Ints, shares: Floats, i_best: int, share_of_best: float) -> Floats:
         """Of candidates in the log cost, less those of the best tried; by effects, and by coefficients where learnt."""
         effects = self._design[rows] * shares[:, None] - self._tried_design[i_best] * share_of_best
-        found = [effects @ self._covariance_root]
-        if self._tried.is_learnt:
-            slopes = self._candidates.slopes[:, rows] * shares
-            found.append((slopes - self._tried.slopes[:, [i_best]] * share_of_best).T @ self._root)
-        return found
+        return np.asarray(effects @ self._covariance_root)
 
 
 def _log_seconds(phase: Phase, results: Sequence[TrialResult]) -> Floats:
@@ -378,31 +386,56 @@ def _log_seconds(phase: Phase, results: Sequence[TrialResult]) -> Floats:
     return np.log([statistics.median(seconds) for seconds in of_visits])
 
 
-def _passing(results: Sequence[TrialResult]) -> tuple[Floats, Floats, Floats]:
-    """What was measured in each load, and after each trial; widths of these effects, and as surprises."""
+def _passing(results: Sequence[TrialResult]) -> _Effects:
+    """What was measured in each load, after each trial, and in one trial alone: what disturbs that only slows it."""
     n = len(results)
     loads = np.array([measured(result.visits)[0].i_load for result in results])
     of_loads = loads[:, None] == np.unique(loads)
     since = np.arange(n)[:, None] >= np.arange(1, n)
-    n_loads = of_loads.shape[1]
-    widths = np.concatenate([np.full(n_loads, _LOAD_NOISE), np.zeros(n - 1)])
-    return np.hstack([of_loads, since]).astype(np.float64), widths, np.repeat([0.0, _HEAT_WIDTH], [n_loads, n - 1])
+    sizes = [of_loads.shape[1], n - 1, n]
+    return _Effects(
+        rows=np.hstack([of_loads, since, np.eye(n)]).astype(np.float64),
+        widths=np.repeat([_LOAD_NOISE, 0.0, 0.0], sizes),
+        surprised=np.repeat([0.0, _HEAT_WIDTH, _SURPRISE_WIDTH], sizes),
+        is_only_slower=np.repeat([False, False, True], sizes),
+    )
 
 
-def _with_surprises(rows: Floats, widths: Floats, surprised: Floats, residual: Floats, noise: Floats) -> Floats:
-    """`widths` of effects, those as `surprised` that the trials speak for most strongly, one after the other.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Effects:
+    """What may explain trials: a column of `rows` each, its effect as wide as expected or, seldom, as `surprised`."""
 
-    Where trials speak for several alike, all of them: which it was is for the next trials to show.
-    """
-    for _ in range(_N_SURPRISES_MOST):
-        inverse = np.linalg.inv((rows * widths**2) @ rows.T + np.diag(noise))
-        more = np.maximum(surprised**2 - widths**2, 0.0)
-        scale = 1.0 + more * np.einsum("ij,ik,kj->j", rows, inverse, rows)
-        evidence = 0.5 * more * (residual @ inverse @ rows) ** 2 / scale - 0.5 * np.log(scale)
-        if evidence.max() < _SURPRISE_EVIDENCE:
-            break
-        widths = np.where(evidence >= max(evidence.max() - _AMBIGUOUS, _SURPRISE_EVIDENCE), surprised, widths)
-    return widths
+    rows: Floats
+    widths: Floats
+    surprised: Floats
+    is_only_slower: Bools
+
+    def beside(self, others: _Effects) -> _Effects:
+        """All of both."""
+        names = ("widths", "surprised", "is_only_slower")
+        return _Effects(
+            rows=np.hstack([self.rows, others.rows]),
+            **{name: np.concatenate([getattr(self, name), getattr(others, name)]) for name in names},
+        )
+
+    def with_surprises(self, residual: Floats, noise: Floats) -> _Effects:
+        """The same, those as `surprised` that the trials speak for most strongly, one after the other.
+
+        Where trials speak for several alike, all of them: which it was is for the next trials to show.
+        """
+        rows, widths = self.rows, self.widths
+        for _ in range(_N_SURPRISES_MOST):
+            inverse = np.linalg.inv((rows * widths**2) @ rows.T + np.diag(noise))
+            more = np.maximum(self.surprised**2 - widths**2, 0.0)
+            scale = 1.0 + more * np.einsum("ij,ik,kj->j", rows, inverse, rows)
+            pull = residual @ inverse @ rows
+            evidence = 0.5 * more * pull**2 / scale - 0.5 * np.log(scale)
+            evidence[self.is_only_slower & (pull < 0)] = 0.0
+            if evidence.max() < _SURPRISE_EVIDENCE:
+                break
+            least = max(evidence.max() - _AMBIGUOUS, _SURPRISE_EVIDENCE)
+            widths = np.where(evidence >= least, self.surprised, widths)
+        return dataclasses.replace(self, widths=widths)
 
 
 def _ridge(rows: Floats, widths: Floats, residual: Floats, noise: Floats) -> tuple[Floats, Floats]:

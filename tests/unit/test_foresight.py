@@ -130,6 +130,20 @@ def test_a_catalogue_that_is_wrong_is_no_fault_of_the_law(foresight: Foresight) 
     assert foresight.is_trusted
 
 
+def test_what_something_else_slowed_teaches_the_law_nothing(
+    foresight: Foresight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that spilled, say: far slower than runs of this machine foretold. What is faster than foretold does."""
+    learnt: list[TrialResult] = []
+    monkeypatch.setattr(SpeedMemory, "learn", lambda _self, one: learnt.append(one))
+    for times in (1.0, 1.2, 1 / 1.15, 1 / 3, 3.0):
+        foresight.learn(trial(times))
+    assert len(learnt) == 4
+    foresight.learn(trial(3.0, basis=Basis.CATALOGUE))
+    foresight.learn(trial(1 / 3, basis=Basis.CATALOGUE))
+    assert len(learnt) == 6
+
+
 def test_a_failure_teaches_nothing(foresight: Foresight, said: list[str]) -> None:
     foresight.learn(result(Outcome.CRASHED))
     assert said == []

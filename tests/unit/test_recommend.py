@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import MIB, WORKLOAD, SyntheticEngine, carry_out, made_up_facts, made_up_space, ok_result, visit
 
-from offloadtune.recommend import Round, are_used_up, counted_visits, figures, is_decided, n_changes, recommend
+from offloadtune.recommend import Round, are_used_up, counted_visits, figures, is_decided, losers, n_changes, recommend
 from offloadtune.recommend.evidence import Case
 from offloadtune.recommend.looks import N_LOOKS_MOST, confidence_at
 from offloadtune.records import (
@@ -318,6 +318,35 @@ def test_rounds_that_leave_the_verdict_open_decide_nothing() -> None:
     costs = {FULL: 1.0, DEFAULT: 1.3}
     results, rounds = [ran(s, c) for s, c in costs.items()], restless(costs, 14)
     assert not any(is_decided(SPACE, results, rounds[:n]) for n in range(15))
+
+
+def test_a_clear_loser_leaves_the_rounds_and_keeps_its_verdict() -> None:
+    results = [ran(FULL, 1.0), ran(CPU_ONLY, 6.0), ran(DEFAULT, 1.1)]
+    turns_s = {FULL: [1.0, 1.1, 0.95, 1.0, 1.02, 0.97, 1.0], DEFAULT: [1.15, 1.05, 1.1, 1.12, 1.05, 1.1, 1.15]}
+    first = rounds_of({**{one: turns[:3] for one, turns in turns_s.items()}, CPU_ONLY: [6.0, 6.1, 6.05]})
+    assert losers(SPACE, results, first) == {CPU_ONLY}
+    assert losers(SPACE, results, first[:2]) == set()
+    found = answer(SPACE, results, [*first, *rounds_of({one: turns[3:] for one, turns in turns_s.items()})])
+    versus = {one.against: one for one in found.versus}
+    assert (versus["cpu_only"].verdict, versus["cpu_only"].ratio.n_samples) == (Verdict.FASTER, 3)
+    assert versus["default"].ratio.n_samples == 7
+
+
+def test_who_only_was_in_the_first_rounds_and_no_clear_loser_has_no_verdict() -> None:
+    results = [ran(FULL, 1.0), ran(CPU_ONLY, 1.01), ran(DEFAULT, 1.02)]
+    first = steady({FULL: 1.0, CPU_ONLY: 1.01, DEFAULT: 1.02}, n_rounds=3)
+    found = answer(SPACE, results, [*first, *steady({FULL: 1.0, DEFAULT: 1.02}, n_rounds=4)])
+    assert "cpu_only" not in {one.against for one in found.versus}
+
+
+def test_who_is_alike_hardly_ever_leaves() -> None:
+    chance, n_left = np.random.default_rng(5), 0
+    for _ in range(60):
+        swings = np.exp(chance.normal(0, 0.03, (2, 35)))
+        rounds = rounds_of({FULL: swings[0].tolist(), DEFAULT: swings[1].tolist()})
+        results = [ran(FULL, 1.0), ran(DEFAULT, 1.0)]
+        n_left += any(losers(SPACE, results, rounds[:n]) for n in (3, 4, 5, 7, 10, 14, 21, 35))
+    assert n_left <= 3
 
 
 def test_the_two_best_are_to_be_told_apart_too() -> None:

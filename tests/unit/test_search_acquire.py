@@ -107,13 +107,15 @@ def test_after_a_failure_a_load_is_due_whatever_comes_next_so_every_placement_ma
 
     def allowed(results: list[TrialResult]) -> list[bool]:
         loads = Loads.of(choices, results)
-        return [bool(loads.are_allowed[i]) for k in (1, 2, 3) if (i := choices.index_of(one[k])) is not None]
+        return [bool(loads.are_allowed[i]) for k in (1, 2, 3, 4) if (i := choices.index_of(one[k])) is not None]
 
     out_of_memory = ended(space, one[2], Outcome.OUT_OF_MEMORY_DEVICE)
-    assert allowed([ended(space, one[1]), out_of_memory]) == [True, True, True]
+    assert allowed([ended(space, one[1]), out_of_memory]) == [True, True, True, True]
     back = [ended(space, one[1]), out_of_memory, ended(space, one[1].replace(n_ubatch=64))]
-    assert allowed(back) == [True, True, True]  # coming back after the failure was no return of those allowed
-    assert allowed([*back, ended(space, one[4]), ended(space, one[1].replace(n_ubatch=128))]) == [True, False, True]
+    assert allowed(back) == [True, True, True, True]  # coming back after the failure was no return of those allowed
+    # the second placement was never had: to ask for it with smaller buffers is no return
+    later = [*back, ended(space, one[4]), ended(space, one[1].replace(n_ubatch=128))]
+    assert allowed(later) == [True, True, True, False]
 
 
 def test_after_a_failure_nothing_is_loaded() -> None:
@@ -145,8 +147,7 @@ def test_whatever_the_machine_the_best_is_found_in_few_loads_and_trials(
     n_placements = len({one.placement for one in tried})
     assert engine.n_loads <= max(LOADS_PER_PLACEMENT * n_placements, n_placements + 1) + n_ended
     best = min(candidates(space, results), key=lambda one: result_cost(one, goal, space.workload))
-    near = 1.3 if times is slow_kernel else 1.05  # slow where the target starts: then it is the device that looks slow
-    assert engine.cost(best.trial.settings) <= near * engine.least_cost()
+    assert engine.cost(best.trial.settings) <= 1.05 * engine.least_cost()
 
 
 WIDE = dataclasses.replace(made_up_facts((100 * MIB,) * 24), n_vocab=100_000)
@@ -223,7 +224,7 @@ def test_nothing_that_takes_as_much_as_what_ended_out_of_memory_is_tried(
         results.append(engine.run(trial))
         assert len(results) < 80
     n_ended = sum(one.outcome is Outcome.OUT_OF_MEMORY_DEVICE for one in results)
-    assert n_ended <= 10
+    assert n_ended <= 8
 
 
 def test_free_memory_that_lies_does_not_keep_the_most_that_runs_from_being_found() -> None:

@@ -14,7 +14,8 @@ from lawful import LawfulEngine, Times, lawful_space
 from offloadtune.records import Goal, Settings, TrialResult
 from offloadtune.search.grid import choices_of
 from offloadtune.search.space import Space, start_settings
-from offloadtune.search.surrogate import _HOPELESS, Belief, _ridge, _with_surprises, believe
+from offloadtune.search.surrogate import _HOPELESS, Belief, _Effects, _ridge, believe
+from offloadtune.speed.blocks import Floats
 
 PLENTY = 1 << 40
 GOALS = (Goal.TURN, Goal.TTFT, Goal.DECODE)
@@ -80,6 +81,7 @@ def test_a_kernel_that_is_slow_at_one_ubatch_is_slow_wherever_the_device_works()
 
     space = lawful_space(goal=Goal.TTFT)
     settings = [start(space), start(space, n_ubatch=256), start(space, n_ubatch=128), start(space, n_gpu_layers=2)]
+    settings.append(start(space, n_gpu_layers=3, n_ubatch=256))
     before = belief_of(space, tried(space, settings))
     after = belief_of(space, tried(space, settings, slow))
     for k in (4, 10):
@@ -95,10 +97,29 @@ def test_threads_that_hinder_each_other_do_so_in_proportion_to_the_work_of_the_h
 
     space = lawful_space(goal=Goal.DECODE)
     settings = [start(space), start(space, n_threads=8), start(space, n_gpu_layers=2)]
+    settings.append(start(space, n_gpu_layers=2, n_threads=8))
     belief = belief_of(space, tried(space, settings, collapsed))
     with_8 = {k: ratio_of(space, belief, start(space, n_gpu_layers=k, n_threads=8))[0] for k in (3, 11)}
     with_4 = {k: ratio_of(space, belief, start(space, n_gpu_layers=k))[0] for k in (3, 11)}
     assert all(with_8[k] > 2.5 * with_4[k] for k in (3, 11))
+
+
+def test_a_single_slow_visit_may_have_been_disturbed() -> None:
+    """By one trial alone threads that hinder each other and a disturbance are alike: it is worth another."""
+
+    def slow(settings: Settings) -> tuple[float, float]:
+        return 1.0, 1.8 if settings.n_threads == 8 and settings.n_gpu_layers == 8 else 1.0
+
+    space = lawful_space(goal=Goal.DECODE)
+    settings = [start(space), start(space, n_gpu_layers=2), start(space, n_threads=8)]
+    asked = start(space, n_gpu_layers=10, n_threads=8)
+    usual = ratio_of(space, belief_of(space, tried(space, settings)), asked)
+    once = ratio_of(space, belief_of(space, tried(space, settings, slow)), asked)
+    settings.append(start(space, n_threads=8, n_gpu_layers=6))
+    twice = ratio_of(space, belief_of(space, tried(space, settings, slow)), asked)
+    assert usual[0] < once[0] < 1.7 * usual[0]
+    assert once[1] > 5 * usual[1]
+    assert twice[0] == pytest.approx(usual[0], rel=0.1)
 
 
 def test_heat_is_not_taken_for_a_property_of_what_ran_after_it() -> None:
@@ -174,20 +195,34 @@ def test_effects_are_those_of_the_formula_in_the_other_direction(seed: int, n_tr
     np.testing.assert_allclose(effects, np.linalg.solve(precision, rows.T @ (residual / noise)), rtol=1e-6, atol=1e-9)
 
 
+def effects_of(rows: Floats, width: float) -> _Effects:
+    n = rows.shape[1]
+    return _Effects(
+        rows=rows, widths=np.full(n, width), surprised=np.ones(n), is_only_slower=np.zeros(n, dtype=np.bool_)
+    )
+
+
 @given(st.integers(0, 2**31))
 def test_noise_is_no_surprise(seed: int) -> None:
     chance = np.random.default_rng(seed)
     rows, noise = np.eye(8), np.full(8, 1e-4)
     residual = 0.5 * np.sqrt(noise) * np.clip(chance.standard_normal(8), -2, 2)
-    widths = np.full(8, 0.01)
-    assert (_with_surprises(rows, widths, np.full(8, 1.0), residual, noise) == widths).all()
+    assert (effects_of(rows, 0.01).with_surprises(residual, noise).widths == 0.01).all()
 
 
 def test_a_surprise_is_found_where_it_is() -> None:
     rows, noise = np.eye(8), np.full(8, 1e-4)
     residual = np.where(np.arange(8) == 3, 0.8, 0.0)
-    found = _with_surprises(rows, np.full(8, 0.02), np.full(8, 1.0), residual, noise)
-    assert (found > 0.02).tolist() == [i == 3 for i in range(8)]
+    found = effects_of(rows, 0.02).with_surprises(residual, noise)
+    assert (found.widths > 0.02).tolist() == [i == 3 for i in range(8)]
+
+
+def test_what_disturbs_one_trial_slows_it_and_is_no_reason_for_a_fast_one() -> None:
+    rows, noise = np.eye(8), np.full(8, 1e-4)
+    disturbed = dataclasses.replace(effects_of(rows, 0.02), is_only_slower=np.ones(8, dtype=np.bool_))
+    for residual, is_found in ((0.8, True), (-0.8, False)):
+        found = disturbed.with_surprises(np.where(np.arange(8) == 3, residual, 0.0), noise)
+        assert (found.widths[3] > 0.02) == is_found
 
 
 @pytest.mark.parametrize("goal", GOALS)
