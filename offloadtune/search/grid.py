@@ -1,4 +1,4 @@
-"""All settings that may be tried together, as arrays: placements x batches x flash attention x cache x threads x ...
+"""All settings that may be tried together, as arrays: placements x batches x kernels x cache x threads.
 
 An axis is a row of AXES, what rules a combination out a row of RULES, each with its reason. What the user or the
 self-test holds takes the place of an axis. Built once a space: the footprints of all come from one call.
