@@ -1,4 +1,4 @@
-"""All settings that may be tried together, as arrays: placements x batches x flash attention x cache x threads x ...
+"""All settings that may be tried together, as arrays: placements x batches x kernels x cache x threads.
 
 Placements are layers on the devices, experts kept from there, and how several devices divide the layers.
 
