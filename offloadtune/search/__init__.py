@@ -5,6 +5,7 @@ cost       what a goal makes small
 columns    settings as arrays, with the bytes that they take
 grid       all settings that may be tried together: axes, and rules with their reasons
 expecting  what the speed law says of them
+traits     what of settings may have an effect that the law does not know
 surrogate  what is believed of their cost: the law, and what trials showed that it does not know
 room       where memory ends: which of them have room
 acquire    which is worth its time most
