@@ -20,7 +20,7 @@ from offloadtune.search.acquire import is_as_fixed, next_best, one_larger
 from offloadtune.search.contexts import largest_context, next_context
 from offloadtune.search.cost import is_feasible, result_cost
 from offloadtune.search.grid import IDLE, ruled_out
-from offloadtune.search.ladder import next_placement
+from offloadtune.search.ladder import next_placement, smaller_buffers
 from offloadtune.search.pacing import baseline_due, baseline_put_off
 from offloadtune.search.space import Space, baseline_trials, can_fit, start_settings
 from offloadtune.units import format_bytes
@@ -33,8 +33,8 @@ def next_trial(space: Space, results: Sequence[TrialResult], remaining_s: float 
     """The next trial worth its time, of which `remaining_s` are left, or None when the plan is done."""
     ran = {result.trial.settings for result in results if is_feasible(result, space.limit_bytes)}
     placement = _next_placement(space, results)
-    if placement is not None and not any(settings.offloads for settings in ran):
-        return placement
+    if not any(settings.offloads for settings in ran) and (first := placement or smaller_buffers(space, results)):
+        return first
     if baseline := baseline_due(space, results, remaining_s):
         return _cheap_look(space, results, remaining_s) or baseline
     if placement is not None and space.laws is None:
