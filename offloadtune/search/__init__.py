@@ -10,6 +10,7 @@ lending    from how many tokens on a device works for main memory
 pinning    main memory pinned for a device, or as the CPU likes it
 grid       all settings that may be tried together: axes, and rules with their reasons
 expecting  what the speed law says of them
+traits     what of settings may have an effect that the law does not know
 surrogate  what is believed of their cost: the law, and what trials showed that it does not know
 keeping    which settings are likely to be as fast as the user wants at least
 room       where memory ends: which of them have room

@@ -188,8 +188,13 @@ def useful_ubatches(space: Space, base: Settings) -> list[int]:
 
 
 def _thread_counts(space: Space, _base: Settings) -> list[int]:
-    """A thread a core; half of that, where memory is the limit; and all that the cores take."""
-    return sorted({max(space.n_physical_cores // 2, 1), space.n_physical_cores, space.n_logical_cores})
+    """A thread a core; half of that, where memory is the limit; and all that the cores take.
+
+    Without devices threads are most of what there is to choose: then in eighths of the cores, from a quarter.
+    """
+    cores = space.n_physical_cores
+    eighths = (4,) if space.has_devices else range(2, 8)
+    return sorted({*(max(cores * n // 8, 1) for n in eighths), cores, space.n_logical_cores})
 
 
 AXES = (

@@ -14,6 +14,7 @@ from offloadtune.search.space import Space, n_that_can_fit, start_settings
 _UNLISTED_FRAC = 0.02
 """Of the device's memory, kept free in the first guess where no trial has told what the driver takes."""
 
+_N_UBATCH_LEAST = 64
 _N_UNTOLD_MAX = 2
 """Rungs that told nothing before the climb ends: a third would most likely end in the same way."""
 
@@ -40,6 +41,23 @@ def next_placement(space: Space, results: Sequence[TrialResult]) -> Trial | None
     aim = _aim(space, ladder, known)
     chosen = ladder[min(left, key=lambda i: abs(i - aim))]
     return space.trial(chosen, f"{chosen.n_gpu_layers} of {space.everything} layers on the device")
+
+
+def smaller_buffers(space: Space, results: Sequence[TrialResult]) -> Trial | None:
+    """The fewest layers that ended out of memory, with half the ubatch of before, where nothing on the device ran.
+
+    On a small card, or one that much of the vocabulary's logits must go to, memory may end at the buffers of a context.
+    None where the ubatch is held, or the smallest was tried.
+    """
+    tried = {one.trial.settings: one for one in results if one.trial.settings.offloads}
+    ended = [settings for settings, one in tried.items() if ran_out(one, space.limit_bytes)]
+    if not ended or len(ended) < len(tried) or "n_ubatch" in {**space.kept, **space.fixed}:
+        return None
+    least = min(ended, key=lambda one: (one.n_gpu_layers, one.n_ubatch))
+    smaller = least.replace(n_ubatch=least.n_ubatch // 2)
+    if smaller.n_ubatch < _N_UBATCH_LEAST:
+        return None
+    return space.trial(smaller, f"{smaller.n_gpu_layers} layers on the device, with n_ubatch {smaller.n_ubatch}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from offloadtune.search.acquire import is_as_fixed, is_open, next_best, one_larg
 from offloadtune.search.contexts import largest_context, next_context
 from offloadtune.search.cost import is_allowed, keeps_limits, result_rank
 from offloadtune.search.grid import choices_of
-from offloadtune.search.ladder import next_placement
+from offloadtune.search.ladder import next_placement, smaller_buffers
 from offloadtune.search.pacing import baseline_due, baseline_put_off
 from offloadtune.search.room import wall_of
 from offloadtune.search.space import Space, baseline_trials, can_fit, can_hold, start_settings
@@ -34,8 +34,8 @@ def next_trial(space: Space, results: Sequence[TrialResult], remaining_s: float 
     """The next trial worth its time, of which `remaining_s` are left, or None when the plan is done."""
     ran = {result.trial.settings for result in results if is_allowed(space, result)}
     placement = _next_placement(space, results)
-    if placement is not None and not any(settings.offloads for settings in ran):
-        return placement
+    if not any(settings.offloads for settings in ran) and (first := placement or smaller_buffers(space, results)):
+        return first
     if baseline := baseline_due(space, results, remaining_s):
         return _cheap_look(space, results, remaining_s) or baseline
     if placement is not None and space.laws is None:

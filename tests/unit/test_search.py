@@ -272,6 +272,20 @@ def runs_by_size(space: Space) -> list[int]:
     ]
 
 
+@pytest.mark.parametrize("fixed", [{}, {"n_gpu_layers": 4}])
+def test_where_the_buffers_of_a_context_are_too_large_smaller_ones_are_tried(fixed: dict[str, object]) -> None:
+    """The logits of a batch take far more than the layers: with them nothing runs, with fewer the layers do."""
+    facts = dataclasses.replace(made_up_facts(), n_vocab=400_000)
+    space = made_up_space(facts, device_bytes=450 * MIB, fixed=fixed)
+    engine = SyntheticEngine(facts=facts, wall_bytes=450 * MIB)
+    results = carry_out(space, engine)
+    ran = [one.trial.settings for one in results if one.outcome is Outcome.OK and one.trial.settings.offloads]
+    assert ran
+    assert ran[0].n_ubatch < 512
+    held = made_up_space(facts, device_bytes=450 * MIB, fixed={**fixed, "n_ubatch": 512})
+    assert not any(one.outcome is Outcome.OK and one.trial.settings.offloads for one in carry_out(held, engine))
+
+
 @pytest.mark.parametrize("outcome", [Outcome.TIMED_OUT, Outcome.LOAD_FAILED, Outcome.UNSUPPORTED])
 @pytest.mark.parametrize("device_bytes", [420 * MIB, PLENTY])
 def test_placements_that_all_end_without_telling_are_given_up_after_a_few(outcome: Outcome, device_bytes: int) -> None:
