@@ -76,12 +76,13 @@ class Case:
         entrants = [settings for settings in self.feasible if self.is_in_rounds(settings)]
         if len(self.rounds) < N_ROUNDS_LEAST or not entrants:
             return set()
-        best, noise_frac = min(entrants, key=self.rank), self.noise_frac
+        best = min(entrants, key=self.rank)
+        noise_fracs = {settings: self._noise_between(settings, best) for settings in entrants}
         costs = {settings: self.round_costs(settings, best) for settings in entrants if settings != best}
         return {
             settings
             for settings, (theirs, ours) in costs.items()
-            if stats.compare_pairs(theirs, ours, noise_frac, LEAVING_CONFIDENCE).verdict is Verdict.FASTER
+            if stats.compare_pairs(theirs, ours, noise_fracs[settings], LEAVING_CONFIDENCE).verdict is Verdict.FASTER
         }
 
     def has_left(self, settings: Settings) -> bool:
@@ -118,20 +119,25 @@ class Case:
         return shortfall(counted_visits(result, self.rounds), self.space.limits)
 
     def pairs(self, other: Settings, chosen: Settings) -> stats.PairedComparison:
-        """`chosen` against `other` by the rounds, at the confidence that so many have.
-
-        Two placements that stayed loaded from round to round do not show how much loads differ: that counts besides.
-        """
+        """`chosen` against `other` by the rounds, at the confidence that so many have."""
         theirs, ours = self.round_costs(other, chosen)
-        noise_frac = self.noise_frac
-        if other.placement != chosen.placement and self._is_loaded_once(other, chosen):
-            noise_frac = max(noise_frac, LOADS_DIFFER_FRAC)
+        noise_frac = self._noise_between(other, chosen)
         return stats.compare_pairs(theirs, ours, noise_frac, confidence_frac=confidence_at(len(ours)))
+
+    def _noise_between(self, one: Settings, other: Settings) -> float:
+        """What two may differ by without being different.
+
+        Placements that stayed loaded from round to round do not show how much loads differ: that counts besides.
+        """
+        if one.placement != other.placement and self._is_loaded_once(one, other):
+            return max(self.noise_frac, LOADS_DIFFER_FRAC)
+        return self.noise_frac
 
     def _is_loaded_once(self, *compared: Settings) -> bool:
         """Whether all rounds of one of `compared`, enough for a verdict, are of one load."""
-        loads = ({visit.i_load for one in self.rounds for visit in one[settings]} for settings in compared)
-        return len(self.rounds) >= N_ROUNDS_LEAST and any(len(some) == 1 for some in loads)
+        shared = [one for one in self.rounds if all(settings in one for settings in compared)]
+        loads = ({visit.i_load for one in shared for visit in one[settings]} for settings in compared)
+        return len(shared) >= N_ROUNDS_LEAST and any(len(some) == 1 for some in loads)
 
     def compare(self, name: str, other: Settings, chosen: Settings) -> Comparison:
         """`other` against `chosen`; the same settings need no measuring to be the same."""
