@@ -213,7 +213,7 @@ class Measuring:
         self.ended = why_ended(
             len(self.rounds),
             is_gone=self.is_gone,
-            is_decided=is_decided(self.space, self.results, self.rounds),
+            is_decided=self._is_decided() or (len(self.rounds) > 0 and len(finalists) < 2),
             is_plan_done=self.is_plan_done and len(finalists) < 2,
             left_frac=self._remaining_s() / self.request.budget_s,
         )
@@ -221,7 +221,10 @@ class Measuring:
 
     def _wants_rounds(self) -> bool:
         is_over = self.is_gone or are_used_up(len(self.rounds))
-        return not is_over and not is_decided(self.space, self.results, self.rounds)
+        return not is_over and not self._is_decided()
+
+    def _is_decided(self) -> bool:
+        return is_decided(self.space, self.results, self.rounds)
 
     def _round(self, order: Sequence[Trial]) -> dict[Settings, tuple[Visit, ...]] | None:
         """Visits of every finalist once; None when one failed, which from now on counts as its result."""

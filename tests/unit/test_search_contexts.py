@@ -59,7 +59,7 @@ def test_of_the_largest_context_the_fastest_settings_are_sought() -> None:
 
 
 def test_with_layers_that_the_user_fixed_the_wall_is_the_devices() -> None:
-    space = context_space(device_mib=320, n_gpu_layers=13)
+    space = context_space(device_mib=320, n_gpu_layers=13, offload_kqv=True)
     results = carry_out(space, 1 << 20, wall_mib=320)
     engine = LawfulEngine(space=space, wall_bytes=320 * MIB)
     fixed = [one.trial.settings for one in candidates(space, results)]

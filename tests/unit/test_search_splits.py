@@ -129,7 +129,8 @@ def test_devices_filled_one_after_the_other_are_among_them() -> None:
 
 def layers_and_splits(space: Space) -> set[tuple[int, tuple[float, ...] | None]]:
     choices = choices_of(space)
-    return {(one.n_gpu_layers, one.tensor_split) for one in (choices.settings(i) for i in range(len(choices)))}
+    found = (choices.settings(i) for i in range(len(choices)))
+    return {(one.n_gpu_layers, one.tensor_split) for one in found if one.offload_kqv and not one.n_cpu_ffn}
 
 
 def test_where_everything_has_room_all_layers_are_divided_in_every_way() -> None:
