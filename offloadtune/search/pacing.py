@@ -11,9 +11,9 @@ import statistics
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from offloadtune.records import Outcome, Settings, Trial, TrialResult
+from offloadtune.records import Goal, Outcome, Settings, Trial, TrialResult
 from offloadtune.search.columns import Columns
-from offloadtune.search.cost import is_allowed, measured
+from offloadtune.search.cost import is_allowed, measured, result_cost
 from offloadtune.search.expecting import foretold, laws_for
 from offloadtune.search.space import Space, baseline_trials, can_hold, start_settings
 from offloadtune.speeds import Phase
@@ -32,20 +32,31 @@ _ROUND_MARGIN = 1.5
 
 
 def baseline_due(space: Space, results: Sequence[TrialResult], remaining_s: float) -> Trial | None:
-    """A baseline not tried yet whose turn it is: first what needs no load, never what would take much of the time.
+    """A baseline not tried yet whose turn it is, first what needs no load.
 
-    Before anything ran a baseline may take all there is: it may be the answer.
+    One that would take much of the time waits, unless it may be the answer: before anything ran any may be.
     """
     tried = {result.trial.settings for result in results}
-    has_answer = any(is_allowed(space, result) for result in results)
     due = [
         trial
         for trial in baseline_trials(space).values()
         if trial.settings not in tried
         and can_hold(space, trial.settings)
-        and not (has_answer and expected_s(space, trial.settings, results) > _BASELINE_SHARE * remaining_s)
+        and (
+            expected_s(space, trial.settings, results) <= _BASELINE_SHARE * remaining_s
+            or _may_be_best(space, trial.settings, results)
+        )
     ]
     return min(due, key=lambda trial: not is_loaded(trial.settings, results), default=None)
+
+
+def _may_be_best(space: Space, settings: Settings, results: Sequence[TrialResult]) -> bool:
+    """Whether the law does not hold `settings` to be clearly slower than what ran."""
+    workload = space.workload
+    ran = [result_cost(one, space.goal, workload)[1] for one in results if is_allowed(space, one)]
+    prompt_s, step_s = _foretold_s(space, settings)
+    cost = {Goal.TTFT: prompt_s, Goal.DECODE: step_s}.get(space.goal, prompt_s + (workload.n_gen - 1) * step_s)
+    return not ran or cost < _SURE_TIMES * min(ran)
 
 
 def baseline_put_off(space: Space, results: Sequence[TrialResult], remaining_s: float) -> Trial | None:

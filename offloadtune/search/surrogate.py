@@ -47,6 +47,8 @@ _AMBIGUOUS = 1.0
 """Of surprises whose evidence differs by less any may be the one."""
 _N_SURPRISES_MOST = 3
 _NUDGE = 1e-8
+_LAW_WIDTH_MOST = 3.0
+"""The law is not off by more than twenty times (e^3), however little is known of its coefficients."""
 _VARIED_LEAST = 0.25
 """What a trait is of less of the time than that, trials tell nothing of it."""
 _UNTRIED_WIDTH = 1.0
@@ -155,7 +157,7 @@ class _Model:
             np.column_stack(
                 [
                     *(trait.values(view, phase) for trait in traits),
-                    view.foretold.slopes.T @ self._root,
+                    _bounded(view.foretold.slopes.T @ self._root),
                 ]
             )
             for view in (candidates, tried)
@@ -193,6 +195,12 @@ class _Model:
         """Of candidates in the log cost, less those of the best tried; by effects, and by coefficients where learnt."""
         effects = self._design[rows] * shares[:, None] - self._tried_design[i_best] * share_of_best
         return np.asarray(effects @ self._covariance_root)
+
+
+def _bounded(moves: Floats) -> Floats:
+    """Rows no longer than that: how the log of a time moves with a coefficient is known for small moves only."""
+    lengths = np.sqrt((moves**2).sum(axis=1, keepdims=True))
+    return np.asarray(moves * np.minimum(1.0, _LAW_WIDTH_MOST / np.maximum(lengths, _LAW_WIDTH_MOST)))
 
 
 def _log_seconds(phase: Phase, results: Sequence[TrialResult]) -> Floats:
