@@ -21,9 +21,9 @@ def why_ended(n_rounds: int, *, is_gone: bool, is_decided: bool, is_plan_done: b
         return f"decided after {rounds}"
     if looks.are_used_up(n_rounds):
         return f"{rounds} are the most there are, and something is still open"
-    if is_plan_done:
-        return "nothing is left worth its time"
-    return "the budget is used up" if left_frac < _USED_UP_FRAC else "what is left of the budget is too little for more"
+    if left_frac < _USED_UP_FRAC:
+        return "the budget is used up"
+    return "nothing is left worth its time" if is_plan_done else "what is left of the budget is too little for more"
 
 
 def left_of_rounds(n_rounds: int, round_s: float, remaining_s: float) -> tuple[float, float]:

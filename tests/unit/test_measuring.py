@@ -115,7 +115,7 @@ def test_why_it_ended_is_said() -> None:
     assert compared(clearly(), n_affordable=300).ended == "decided after 7 rounds"
     nothing: dict[str, Any] = {"is_gone": False, "is_decided": False, "is_plan_done": False, "left_frac": 0.09}
     assert why_ended(35, **nothing) == "35 rounds are the most there are, and something is still open"
-    assert why_ended(0, **{**nothing, "is_plan_done": True}) == "nothing is left worth its time"
+    assert why_ended(0, **{**nothing, "is_plan_done": True, "left_frac": 0.5}) == "nothing is left worth its time"
     assert why_ended(3, **nothing) == "the budget is used up"
     assert compared(evenly(), n_affordable=0).ended == "what is left of the budget is too little for more"
     assert compared(clearly(), n_affordable=3, is_gone=True).ended == "what it needs stayed away"
