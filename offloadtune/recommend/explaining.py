@@ -34,7 +34,7 @@ from offloadtune.units import format_bytes
 _COVERAGE_FRAC = 0.9
 _NUMERICAL = (ArithmeticError, ValueError, np.linalg.LinAlgError)
 _TINY_S = 1e-12
-_FORM_FRAC = 0.2
+_FORM_FRAC = 0.3
 """How far the law's form may be wrong (standard deviation) where the time is made up otherwise altogether.
 
 With it 90 of 100 steps lie inside their intervals on simulated machines, whose truth has another form than the law.

@@ -26,7 +26,7 @@ from offloadtune.search.surrogate import Belief, believe
 from offloadtune.search.words import what_is_new
 from offloadtune.speed.blocks import Floats
 
-LEAST_GAIN_FRAC = 0.003
+LEAST_GAIN_FRAC = 0.005
 """What no candidate can be expected to gain any more when the search ends."""
 
 LOADS_PER_PLACEMENT = 1.3

@@ -19,8 +19,10 @@ from offloadtune.search.surrogate import believe
 from offloadtune.speed.blocks import Floats
 
 _TRIAL_NOISE = 0.02
-_N_MISSED_MOST = 6
-"""So often may a value miss a limit, without ever keeping it, before it is left out."""
+_CHANCE_LEAST = 0.25
+"""What most likely misses a limit is not tried, however fast it may be otherwise: it would take a load's turn."""
+_N_MISSED_MOST = 3
+"""So often may a value miss a limit that others keep, without ever keeping it, before it is left out."""
 _GOALS = {"min_tok_per_s": Goal.DECODE, "ttft_p95_s": Goal.TTFT}
 
 
@@ -59,25 +61,29 @@ def aim_of(space: Space, ran: Sequence[TrialResult], rated: Sequence[bool]) -> A
 def chance_of_keeping(
     space: Space, limits: Limits, choices: Choices, ran: Sequence[TrialResult], rated: Sequence[bool]
 ) -> Floats:
-    """The chance that each candidate is as fast as `limits` ask, as its phases are believed after `ran`."""
+    """The chance that each candidate is as fast as `limits` ask, as believed after `ran`; none where it is small."""
     from scipy.special import ndtr  # noqa: PLC0415 - slow to load, and only a sweep that is under way asks
 
     chance = np.where(_never_kept(limits, choices, ran), 0.0, 1.0)
     for goal, most_s in _most_seconds(limits):
         belief = believe(dataclasses.replace(space, goal=goal), choices, ran, rated)
         chance *= ndtr((math.log(most_s) - belief.log_s) / np.hypot(belief.spread, _TRIAL_NOISE))
-    return chance
+    return np.where(chance >= _CHANCE_LEAST, chance, 0.0)
 
 
 def _never_kept(limits: Limits, choices: Choices, ran: Sequence[TrialResult]) -> Bools:
-    """Candidates with a value that missed the limits often and never kept them, whatever is believed of it."""
+    """Candidates with a value that missed the limits where another kept them, and never kept them itself.
+
+    Beside settings of the same placement only: where the others miss them too it may be for want of layers.
+    """
     found = np.zeros(len(choices), dtype=np.bool_)
-    is_missed = [(one.trial.settings, shortfall(one.visits, limits) > 0) for one in ran]
+    kept = [one.trial.settings for one in ran if not shortfall(one.visits, limits)]
+    missed = [one.trial.settings for one in ran if shortfall(one.visits, limits)]
+    beside = [one for one in missed if any(one.placement == other.placement for other in kept)]
     for name, column in choices.axes.items():
-        missed = Counter(getattr(settings, name) for settings, is_one in is_missed if is_one)
-        kept = {getattr(settings, name) for settings, is_one in is_missed if not is_one}
-        for value, n in missed.items():
-            if n >= _N_MISSED_MOST and value not in kept:
+        fine = {getattr(one, name) for one in kept}
+        for value, n in Counter(getattr(one, name) for one in beside).items():
+            if n >= _N_MISSED_MOST and value not in fine:
                 found |= column == value
     return found
 

@@ -47,6 +47,9 @@ _AMBIGUOUS = 1.0
 """Of surprises whose evidence differs by less any may be the one."""
 _N_SURPRISES_MOST = 3
 _NUDGE = 1e-8
+_BETTER_THAN_SHOWN = 0.9
+"""What was tried may be better than its trial showed, where something held that up; that it is the best by more than
+this is not believed before another trial speaks for it."""
 _LAW_WIDTH_MOST = 3.0
 """The law is not off by more than twenty times (e^3), however little is known of its coefficients."""
 _VARIED_LEAST = 0.25
@@ -96,7 +99,8 @@ def believe(space: Space, choices: Choices, results: Sequence[TrialResult], rate
     prompt, step = models[Phase.PREFILL], models[Phase.DECODE]
     weights = weights_of(space)
     cost_tried = _cost(weights, prompt.tried_log_s, step.tried_log_s)
-    best = int(np.argmin(np.where(rated, cost_tried, math.inf)))
+    shown = _cost(weights, *(_log_seconds(phase, results) for phase in (Phase.PREFILL, Phase.DECODE)))
+    best = int(np.argmin(np.where(rated, np.maximum(cost_tried, _BETTER_THAN_SHOWN * shown), math.inf)))
     cost = _cost(weights, prompt.log_s, step.log_s)
     shares = [
         (model, weight * np.exp(model.log_s) / cost, weight * float(np.exp(model.tried_log_s[best])) / cost_tried[best])

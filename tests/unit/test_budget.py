@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from bare_sweep import bare_sweep
-from sample_records import FACTS
+from sample_records import FACTS, MACHINE
 from synthetic import WORKLOAD, made_up_facts, made_up_space
 
 from offloadtune.errors import BudgetError, NothingWorksError, OffloadTuneError
@@ -23,7 +23,8 @@ from offloadtune.search import baseline_trials
 from offloadtune.sweeps import Event, Said
 
 CONTENT = b"weights" * 100
-TRIAL = baseline_trials(made_up_space(made_up_facts(), device_bytes=8 << 30))["default"]
+SPACE = made_up_space(made_up_facts(), device_bytes=8 << 30)
+TRIAL = baseline_trials(SPACE)["default"]
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_a_large_file_is_hashed_only_while_there_is_time(facts: GgufFacts, monke
 
 def nothing(**known: Any) -> OffloadTuneError:
     sweep = bare_sweep()
-    sweep.is_interrupted = False
+    sweep.is_interrupted, sweep.space, sweep.machine = False, SPACE, MACHINE
     sweep.request = SimpleNamespace(workload=WORKLOAD, budget_s=30.0)
     for name, value in known.items():
         setattr(sweep, name, value)

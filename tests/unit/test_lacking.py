@@ -180,6 +180,7 @@ def after(space: Space, *results: TrialResult) -> Any:
             machine=SMALL_CARD,
             request=request(),
             is_interrupted=False,
+            is_gone=False,
             journal=SimpleNamespace(path="the-journal"),
         )
     )

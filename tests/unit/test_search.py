@@ -457,8 +457,13 @@ def test_without_a_placement_that_runs_the_baselines_come_after_the_last_one() -
     facts = made_up_facts()
     space = made_up_space(facts, device_bytes=100 * MIB)
     results = carry_out(space, SyntheticEngine(facts=facts, wall_bytes=100 * MIB, base_bytes=PLENTY))
-    n_rungs = len(ladder(space, results))
+    rungs = ladder(space, results)
+    n_rungs = len(rungs)
     assert n_rungs > 1
+    smaller = [r.trial.settings for r in results if "on the device, with n_ubatch" in r.trial.why]
+    n_rungs += len(smaller)  # the fewest layers with smaller buffers, before giving the device up
+    assert smaller
+    assert {one.n_gpu_layers for one in smaller} == {min(r.trial.settings.n_gpu_layers for r in rungs)}
     baselines = [trial.settings for trial in baseline_trials(space).values()]
     assert [r.trial.settings for r in results[n_rungs : n_rungs + len(baselines)]] == baselines
 
