@@ -8,7 +8,9 @@ caches     what of the cache may be tried
 splits     how several devices divide the layers
 lending    from how many tokens on a device works for main memory
 pinning    main memory pinned for a device, or as the CPU likes it
-grid       all settings that may be tried together: axes, and rules with their reasons
+axes       what may be tried of each setting
+mesh       combinations of them, and rules with their reasons that leave some out
+grid       all settings that may be tried together
 expecting  what the speed law says of them
 traits     what of settings may have an effect that the law does not know
 surrogate  what is believed of their cost: the law, and what trials showed that it does not know

@@ -12,7 +12,7 @@ from typing import Any
 
 from offloadtune.footprint import has_dense_ffn
 from offloadtune.records import Settings
-from offloadtune.search.grid import IDLE, THREADS, useful_ubatches
+from offloadtune.search.axes import IDLE, THREADS, useful_ubatches
 from offloadtune.search.space import Space, start_settings
 
 _SEVERAL_FRAC = 1 / 8

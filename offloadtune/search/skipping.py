@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from offloadtune.footprint import estimate_footprint
-from offloadtune.search.grid import idle_axes, ruled_out, useful_ubatches
+from offloadtune.search.axes import idle_axes, useful_ubatches
 from offloadtune.search.lending import why_no_min_batch
+from offloadtune.search.mesh import ruled_out
 from offloadtune.search.pinning import why_no_no_host
 from offloadtune.search.space import Space, can_fit, start_settings
 from offloadtune.search.splits import why_no_splits

@@ -15,7 +15,9 @@ from synthetic import MIB, made_up_facts, made_up_space
 from offloadtune.footprint import estimate_footprint, has_dense_ffn
 from offloadtune.records import GgufFacts, Goal, Settings, Target
 from offloadtune.search import skipped
-from offloadtune.search.grid import AXES, IDLE, N_CHOICES_MOST, THREADS, choices_of, ruled_out
+from offloadtune.search.axes import AXES, IDLE, THREADS
+from offloadtune.search.grid import N_CHOICES_MOST, choices_of
+from offloadtune.search.mesh import ruled_out
 from offloadtune.search.space import Space, start_settings
 
 GIB = 1 << 30
