@@ -116,7 +116,11 @@ class Runner(PlacingWorker):
         try:
             self._living()
             found = self._ask("fit_layers", time.monotonic() + min(_FIT_S, timeout_s), **asked)
-        except (EngineError, WorkerDiedError):  # the sweep can do without, and will see for itself what is wrong
+        except (
+            EngineError,
+            WorkerDiedError,
+            WorkerRefusedError,
+        ):  # the sweep can do without, and will see for itself what is wrong
             self.kill()
             return None, False
         return found["n_gpu_layers"], found["is_whole"]

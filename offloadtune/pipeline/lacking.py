@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from offloadtune import search
 from offloadtune.errors import UsageError
 from offloadtune.footprint import estimate_footprint, margin_of
 from offloadtune.pipeline.spaces import begin_settings
-from offloadtune.records import GgufFacts, Machine, Outcome, TrialResult
+from offloadtune.records import GgufFacts, Machine, Outcome, Settings, TrialResult
 from offloadtune.search import Lack, Remedy, remedies
 from offloadtune.sweeps import SweepRequest
 from offloadtune.units import MIB, format_bytes
@@ -22,7 +23,7 @@ def check_limits(request: SweepRequest, facts: GgufFacts) -> None:
     if limit is None and ram_limit is None:
         return
     settings, is_fixed = begin_settings(request, facts), "n_gpu_layers" in request.fixed
-    least = estimate_footprint(facts, settings).least_bytes if is_fixed else 0
+    least = estimate_footprint(facts, _most_away(facts, settings, request.fixed)).least_bytes if is_fixed else 0
     most_away = settings if is_fixed else settings.replace(n_gpu_layers=0 if limit == 0 else facts.n_layer + 1)
     held = search.least_host_bytes(facts, most_away)
     if limit is not None and least > limit:
@@ -47,6 +48,12 @@ def check_limits(request: SweepRequest, facts: GgufFacts) -> None:
     raise UsageError(f"{message}{_enough_words(found)}.", hint=_acts(found) or "use a smaller model")
 
 
+def _most_away(facts: GgufFacts, settings: Settings, fixed: Mapping[str, Any]) -> Settings:
+    """`settings` with as much of their layers in main memory as a sweep may try."""
+    name = "n_cpu_moe" if facts.n_expert else "n_cpu_ffn"
+    return settings if name in fixed else settings.replace(**{name: facts.n_layer})
+
+
 def idle_limits(request: SweepRequest, machine: Machine) -> Iterator[str]:
     """Limits of memory above what there is, a sentence each."""
     limit, ram_limit = request.vram_limit_bytes, request.limits.host_bytes
@@ -57,7 +64,7 @@ def idle_limits(request: SweepRequest, machine: Machine) -> Iterator[str]:
     elif limit is not None and limit > free:
         yield f"--vram-limit {format_bytes(limit)} changes nothing: the devices have {format_bytes(free)} free."
     if ram_limit is not None and ram_limit > available:
-        yield f"--ram-limit {format_bytes(ram_limit)} changes nothing: {format_bytes(available)} are available."
+        yield f"--ram-limit {format_bytes(ram_limit)} changes nothing: {format_bytes(available)} are available now."
 
 
 def advice(space: search.Space, machine: Machine, results: Sequence[TrialResult]) -> tuple[str, str]:

@@ -47,6 +47,8 @@ from offloadtune.records import (
 from offloadtune.sweeps import Listener, RoundFinished, Said, SweepRequest, TrialFinished, TrialStarted
 
 _N_STEPS = 32
+_OVERTIME_FRAC = 0.05
+"""Of the budget what one last measurement may take beyond it."""
 
 
 class Measuring:
@@ -117,8 +119,8 @@ class Measuring:
         best = self.best()
         chosen = next((one for one in self.results if best and one.trial == best.trial), None)
         if chosen is not None and not self.is_gone:
-            left_s = self._remaining_s()
-            self.divergence = divergence_words(self.runner, chosen, self.request.workload, remaining_s=left_s)
+            left_s = self._remaining_s() + _OVERTIME_FRAC * self.request.budget_s
+            self.divergence = divergence_words(self.runner, chosen, self.request.workload, left_s=left_s)
 
     def answer(self) -> Recommendation | None:
         """The answer, with what was found out about it alone."""
@@ -138,7 +140,8 @@ class Measuring:
                 return
             if self._has_changed(trial):
                 continue
-            trial = self._after_self_test(trial)
+            if self._needs_knobs(trial):
+                continue
             self.listen(
                 TrialStarted(
                     trial=trial,
@@ -347,14 +350,14 @@ class Measuring:
     def _round_s(self, finalists: Sequence[Trial]) -> float:
         return search.round_s(self.results, finalists, kept=self.runner.loaded if self.abreast else None)
 
-    def _after_self_test(self, trial: Trial) -> Trial:
-        """`trial`, or what it becomes once the self-test has found what this engine build needs to live."""
+    def _needs_knobs(self, trial: Trial) -> bool:
+        """Whether a self-test has found just now that this engine build needs something to live; then it is kept."""
         knobs = self.living.knobs_found(trial.settings, timeout_s=self._trial_s())
         if not knobs:
-            return trial
+            return False
         self.space = dataclasses.replace(self.space, kept={**self.space.kept, **knobs})
         self.journal.append_kept(self.space.kept)
-        return self._next_trial() or trial
+        return True
 
     def _tell_kept(self) -> None:
         if self.space.kept:

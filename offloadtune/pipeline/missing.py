@@ -39,7 +39,7 @@ def not_measured(
         limits=question.limits,
     )
     check(request, facts)
-    command = sweep_command(question, answering[0].header if answering and any(_limits_asked(question)) else None)
+    command = sweep_command(question, answering[0].header if answering else None)
     damaged = [one for one in unreadable if one.gguf_id == facts.gguf_id]
     if damaged and not of_file:
         message = f"What was measured of {facts.path.name} cannot be read: {damaged[0].reason}"

@@ -67,7 +67,7 @@ def asked_space(space: search.Space, question: Question) -> search.Space:
     )
     if limit_bytes is None:
         return asked
-    return dataclasses.replace(asked, device_bytes=min(space.device_bytes, limit_bytes))
+    return dataclasses.replace(asked, device_bytes=min(sum(space.device_free_bytes), limit_bytes))
 
 
 def begin_settings(request: SweepRequest, facts: GgufFacts) -> Settings:

@@ -18,7 +18,7 @@ from offloadtune.footprint import estimate_footprints
 from offloadtune.recommend.evidence import Case, Round
 from offloadtune.records import Basis, Estimate, Outcome, Recommendation, Settings, TrialResult, Verdict
 from offloadtune.search import Space, differences, is_allowed, is_over_limit, ran_out
-from offloadtune.search.columns import Columns
+from offloadtune.search.columns import Columns, cards_of
 from offloadtune.search.expecting import LawsOf
 from offloadtune.search.grid import Choices
 from offloadtune.search.neighbours import neighbours_of
@@ -171,7 +171,7 @@ def _ran_out_with_less(case: Case, others: Sequence[Settings]) -> list[str]:
     """What trials of other settings said of memory."""
     if not others:
         return []
-    is_beyond = dominated(case.space, Columns.of(case.space.facts, others), case.results)
+    is_beyond = dominated(case.space, Columns.of(case.space.facts, others, cards_of(case.space)), case.results)
     return ["settings that take no more ran out of memory" if one else "" for one in is_beyond.tolist()]
 
 
@@ -217,7 +217,7 @@ def _reckoned(case: Case, ours: Settings, others: Sequence[Settings]) -> list[Es
     if space.laws is None or not others:
         return [None] * len(others)
     ran = [one for one in case.results if is_allowed(space, one)]
-    choices = Choices(base=start_settings(space), columns=Columns.of(space.facts, others))
+    choices = Choices(base=start_settings(space), columns=Columns.of(space.facts, others, cards_of(space)))
     try:
         law, apart = space.laws(ours), _apart(space, space.laws, ours, others)
         belief = believe(space, choices, ran, [one.trial.settings == ours for one in ran])

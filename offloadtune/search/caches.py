@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offloadtune.footprint import BYTES_OF_32, has_cache
-from offloadtune.records import Settings
+from offloadtune.records import Settings, Target
 from offloadtune.search.space import Space
 
 _HEADS = {"q8_0": frozenset(range(32, 1024, 32)), "q4_0": frozenset({64, 128, 256})}
@@ -29,4 +29,15 @@ def offload_states(space: Space, base: Settings) -> list[bool]:
 
 def window_states(space: Space, base: Settings) -> list[bool]:
     """All that blocks with a sliding window have read, or what the window shows."""
-    return [base.swa_full, not base.swa_full] if any(space.facts.is_swa) else [base.swa_full]
+    return [base.swa_full] if why_no_windows(space) else [base.swa_full, not base.swa_full]
+
+
+def why_no_windows(space: Space) -> str:
+    """Why swa_full stays as it is, "" where both are tried.
+
+    `Llama` goes back to what a new prompt shares with the one before, and does not ask whether the windows are still
+    there (llama.py, generate); llama-server reads anew what is not.
+    """
+    if not any(space.facts.is_swa):
+        return "the model has no sliding window"
+    return "llama-cpp-python needs the whole cache to go back in" if space.target is Target.LLAMA_CPP_PYTHON else ""

@@ -89,6 +89,7 @@ class Choices:
             "n_ubatch": grid.n_ubatch,
             "flash_attn_type": np.where(grid.flash, flash_name(self.base), "disabled"),
             "op_offload": grid.op_offload,
+            "no_host": columns.no_host,
             "offload_kqv": grid.offload_kqv,
             "swa_full": grid.swa_full,
             "type_v": np.array([KV_NAMES.get(n, self.base.type_v) for n in grid.v32.tolist()]),
@@ -207,7 +208,9 @@ def _is_needlessly_away(space: Space, base: Settings, mesh: Mesh) -> Bools:
     if len(rows):
         there = dataclasses.replace(mesh[rows], offload_kqv=np.full(len(rows), base.offload_kqv))
         alone = np.ones(len(rows), dtype=np.int64)
-        found[rows] = _columns(space, base, there, alone, alone).device_bytes <= space.device_bytes
+        columns, cards = _columns(space, base, there, alone, alone), cards_of(space)
+        free_bytes = np.array(cards.free_bytes, dtype=np.int64)[:, None]
+        found[rows] = (columns.device_bytes <= space.device_bytes) & (columns.bytes_of_each <= free_bytes).all(axis=0)
     return found
 
 

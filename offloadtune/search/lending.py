@@ -10,7 +10,7 @@ import numpy as np
 
 from offloadtune.footprint import backend_of, lends_from
 from offloadtune.footprint.anatomy import Bools, Ints
-from offloadtune.records import Goal, Settings
+from offloadtune.records import Settings
 from offloadtune.search.space import Space, start_settings
 
 MIN_BATCHES = (128, 512)
@@ -52,8 +52,8 @@ def _why_idle(space: Space) -> str:
     held = {**space.kept, **space.fixed}
     if _is_held(space):
         return "you hold it"
-    if space.goal is Goal.DECODE:
-        return "it changes nothing that the goal decode counts"
+    if not space.counts_reading:
+        return f"it changes nothing that the goal {space.goal} counts"
     names = held.get("devices", space.device_names)
     if not any(backend_of(name).offloads_ops for name in names or ()):
         return "no device works for matrices in main memory"

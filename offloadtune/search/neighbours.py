@@ -12,7 +12,7 @@ from typing import Any
 
 from offloadtune.footprint import has_dense_ffn
 from offloadtune.records import Settings
-from offloadtune.search.axes import IDLE, THREADS, useful_ubatches
+from offloadtune.search.axes import AXES, THREADS, idle_axes, useful_ubatches
 from offloadtune.search.space import Space, start_settings
 
 _SEVERAL_FRAC = 1 / 8
@@ -31,7 +31,7 @@ class Step:
 
 def neighbours_of(space: Space, settings: Settings) -> list[Settings]:
     """The settings one step from `settings`, in the order of STEPS."""
-    held = {*space.kept, *space.fixed, *IDLE.get(space.goal, ())}
+    held = {*space.kept, *space.fixed, *idle_axes(space)}
     found = (one for step in STEPS if step.name not in held for one in step.of(space, settings))
     return [one for one in dict.fromkeys(found) if one != settings]
 
@@ -109,6 +109,18 @@ def _threads(name: str) -> Callable[[Space, Settings], Iterator[Settings]]:
     return found
 
 
+def _other(name: str) -> Callable[[Space, Settings], Iterator[Settings]]:
+    """The other values of an axis, as a search would try them."""
+
+    def found(space: Space, settings: Settings) -> Iterator[Settings]:
+        if settings.offloads:
+            values = next(axis for axis in AXES if axis.name == name).values(space, start_settings(space))
+            for value in values:
+                yield settings.replace(**{name: value})
+
+    return found
+
+
 def _works_on_host(space: Space, settings: Settings) -> bool:
     is_part = 0 <= settings.n_gpu_layers < space.everything
     return not settings.offloads or is_part or settings.n_cpu_moe + settings.n_cpu_ffn > 0
@@ -129,6 +141,9 @@ STEPS = (
     Step(name="n_ubatch", of=_ubatches),
     Step(name="flash_attn_type", of=_flash),
     Step(name="op_offload", of=_op_offload),
+    Step(name="offload_kqv", of=_other("offload_kqv")),
+    Step(name="swa_full", of=_other("swa_full")),
+    Step(name="no_host", of=_other("no_host")),
     Step(name="n_threads", of=_threads("n_threads")),
     Step(name="n_threads_batch", of=_threads("n_threads_batch")),
 )

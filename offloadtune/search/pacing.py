@@ -59,6 +59,13 @@ def _may_be_best(space: Space, settings: Settings, results: Sequence[TrialResult
     return not ran or cost < _SURE_TIMES * min(ran)
 
 
+def in_time(space: Space, trial: Trial | None, results: Sequence[TrialResult], remaining_s: float) -> Trial | None:
+    """`trial` where it can end in the time that it may take, None else."""
+    if trial is None or expected_s(space, trial.settings, results) > TRIAL_SHARE * remaining_s:
+        return None
+    return trial
+
+
 def baseline_put_off(space: Space, results: Sequence[TrialResult], remaining_s: float) -> Trial | None:
     """A baseline not tried yet that can still end in its time."""
     tried = {result.trial.settings for result in results}

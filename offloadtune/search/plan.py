@@ -22,12 +22,15 @@ from offloadtune.search.contexts import largest_context, next_context
 from offloadtune.search.cost import is_allowed, keeps_limits, result_rank
 from offloadtune.search.grid import choices_of
 from offloadtune.search.ladder import next_placement, smaller_buffers
-from offloadtune.search.pacing import baseline_due, baseline_put_off
+from offloadtune.search.pacing import baseline_due, baseline_put_off, in_time
 from offloadtune.search.room import wall_of
 from offloadtune.search.space import Space, baseline_trials, can_fit, can_hold, start_settings
+from offloadtune.search.words import what_is_new
 
 _N_BEST_FINALISTS = 3
-_CHANCE_LEAST = 0.1
+_CHANCE_LEAST, _CHANCE_SURE = 0.1, 0.9
+_N_WITHOUT_ANY_MOST = 12
+"""So many trials that all failed are enough where the user fixed the layers."""
 
 
 def next_trial(space: Space, results: Sequence[TrialResult], remaining_s: float = math.inf) -> Trial | None:
@@ -40,7 +43,7 @@ def next_trial(space: Space, results: Sequence[TrialResult], remaining_s: float 
         return _cheap_look(space, results, remaining_s) or baseline
     if placement is not None and space.laws is None:
         return placement
-    found = _next_of_all(space, results, remaining_s) if candidates(space, results) else _least_in_ram(space, results)
+    found = _next_of_all(space, results, remaining_s) if candidates(space, results) else _what_has_room(space, results)
     return found or baseline_put_off(space, results, remaining_s)
 
 
@@ -57,26 +60,30 @@ def _next_of_all(space: Space, results: Sequence[TrialResult], remaining_s: floa
         best = min(candidates(space, results), key=lambda one: result_rank(space, one))
         return (
             next_best(space, results, remaining_s)
-            or one_larger(space, results, best.trial.settings)
-            or _price_of_context(space, results)
+            or in_time(space, one_larger(space, results, best.trial.settings), results, remaining_s)
+            or in_time(space, _price_of_context(space, results), results, remaining_s)
         )
     if not any(keeps_limits(space, one) for one in candidates(space, results)):
         return next_best(space, results, remaining_s)
-    return next_context(space, results) or next_best(
+    return in_time(space, next_context(space, results), results, remaining_s) or next_best(
         dataclasses.replace(space, n_ctx=largest_context(space, results)), results, remaining_s
     )
 
 
-def _least_in_ram(space: Space, results: Sequence[TrialResult]) -> Trial | None:
-    """What takes the least main memory, where a limit of it leaves out all that a search begins with."""
-    if space.limits.host_bytes is None:
+def _what_has_room(space: Space, results: Sequence[TrialResult]) -> Trial | None:
+    """What has room most likely, where what the user fixed or allows leaves out all that a search begins with."""
+    is_bound = space.limits.host_bytes is not None
+    if not is_bound and ("n_gpu_layers" not in space.fixed or len(results) >= _N_WITHOUT_ANY_MOST):
         return None
     choices = choices_of(space)
-    may_run = is_open(space, choices, results) & (wall_of(space, results).chance_of(choices.columns) >= _CHANCE_LEAST)
-    if not may_run.any():
+    chance = wall_of(space, results).chance_of(choices.columns) * is_open(space, choices, results)
+    if not (chance >= _CHANCE_LEAST).any():
         return None
-    i = int(np.where(may_run, choices.columns.host_bytes, np.iinfo(np.int64).max).argmin())
-    return space.trial(choices.settings(i), "what takes the least main memory")
+    if is_bound:
+        taken = np.where(chance >= _CHANCE_LEAST, choices.columns.host_bytes, np.iinfo(np.int64).max)
+        return space.trial(choices.settings(int(taken.argmin())), "what takes the least main memory")
+    settings = choices.settings(int(np.lexsort((-choices.columns.device_bytes, np.minimum(chance, _CHANCE_SURE)))[-1]))
+    return space.trial(settings, what_is_new(settings, start_settings(space), space.everything))
 
 
 def candidates(space: Space, results: Sequence[TrialResult]) -> list[TrialResult]:
@@ -135,7 +142,8 @@ def _next_placement(space: Space, results: Sequence[TrialResult]) -> Trial | Non
         placement = next_placement(space, results)
         return placement if placement and can_hold(space, placement.settings) else None
     fixed = space.trial(start_settings(space), "the layers you asked for")
-    return None if any(result.trial.settings == fixed.settings for result in results) else fixed
+    was_tried = any(result.trial.settings == fixed.settings for result in results)
+    return None if was_tried or not can_fit(space, fixed.settings) else fixed
 
 
 def _can_be(space: Space, settings: Settings) -> bool:

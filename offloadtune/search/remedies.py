@@ -104,7 +104,7 @@ def _cache(lack: Lack) -> Iterator[Remedy]:
     saved = 1 - BYTES_OF_32["q8_0"] / BYTES_OF_32[settings.type_k]
     smaller = settings.replace(type_k="q8_0", type_v="q8_0", flash_attn_type="enabled")
     if saved > 0 and contradiction(lack.facts, smaller) is None and _fits(lack, smaller):
-        act = "a KV cache in q8_0, less precise, which `offloadtune plan` reckons and a sweep leaves out"
+        act = "--allow-kv-quant, for a KV cache in q8_0, less precise"
         yield Remedy(words="a KV cache in q8_0", act=act, given_up_frac=saved)
 
 

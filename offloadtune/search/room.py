@@ -127,7 +127,8 @@ def over_ram(space: Space, columns: Columns, results: Sequence[TrialResult]) -> 
     if limit is None:
         return np.zeros(len(columns), dtype=np.bool_)
     ran = [one for one in results if is_feasible(one, None) and one.host_peak_rss_bytes is not None]
-    predicted = Columns.of(space.facts, [one.trial.settings for one in ran]).host_bytes if ran else np.array([])
+    tried = [one.trial.settings for one in ran]
+    predicted = Columns.of(space.facts, tried, cards_of(space)).host_bytes if ran else np.array([])
     is_over = np.array([is_over_ram(space, one) for one in ran], dtype=np.bool_)
     most_within = predicted[~is_over].max(initial=0)
     least_over = predicted[is_over & (predicted > most_within)].min(initial=2**62)

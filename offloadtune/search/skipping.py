@@ -8,6 +8,7 @@ import numpy as np
 
 from offloadtune.footprint import estimate_footprint
 from offloadtune.search.axes import idle_axes, useful_ubatches
+from offloadtune.search.caches import why_no_windows
 from offloadtune.search.lending import why_no_min_batch
 from offloadtune.search.mesh import ruled_out
 from offloadtune.search.pinning import why_no_no_host
@@ -59,7 +60,7 @@ def _of_the_rest(space: Space) -> Iterator[str]:
         yield f"no_host: {why}"
     if space.n_devices > 1 and (why := why_no_splits(space)):
         yield f"tensor_split: {why}"
-    if not any(space.facts.is_swa):
-        yield "swa_full: the model has no sliding window"
+    if why := why_no_windows(space):
+        yield f"swa_full: {why}"
     if not space.allow_kv_quant:
         yield "quantised KV cache: it changes the stored precision; --allow-kv-quant tries it"

@@ -251,10 +251,15 @@ def test_a_cache_of_fewer_bits_is_tried_only_where_it_is_allowed_and_can_be(
     assert any("--allow-kv-quant tries it" in reason for reason in skipped(space)) != is_allowed
 
 
+def served(space: Space) -> Space:
+    return dataclasses.replace(space, target=Target.LLAMA_SERVER)
+
+
 def test_windows_are_kept_whole_or_not_where_there_are_some() -> None:
-    sliding, plain = (all_of(lawful_space(with_heads(64, n_swa=n_swa))) for n_swa in (512, 0))
-    assert {one.swa_full for one in sliding} == {True, False}
-    assert {one.swa_full for one in plain} == {True}
+    server = {n_swa: all_of(served(lawful_space(with_heads(64, n_swa=n_swa)))) for n_swa in (512, 0)}
+    assert {one.swa_full for one in server[512]} == {True, False}
+    assert {one.swa_full for one in server[0]} == {False}
+    assert {one.swa_full for one in all_of(lawful_space(with_heads(64, n_swa=512)))} == {True}
     held = lawful_space(with_heads(64, n_swa=512), fixed={"swa_full": False})
     assert {one.swa_full for one in all_of(held)} == {False}
 
