@@ -47,7 +47,7 @@ def ran(settings: Settings, prefill_tok_per_s: float = 1e6) -> TrialResult:
 
 
 def said(runner: Comparing, result: TrialResult, remaining_s: float = 100.0) -> str:
-    return divergence_words(cast("Runner", runner), result, WORKLOAD, remaining_s=remaining_s)
+    return divergence_words(cast("Runner", runner), result, WORKLOAD, left_s=remaining_s)
 
 
 COARSE = SETTINGS.replace(type_k="q8_0", type_v="q8_0", flash_attn_type="enabled")
@@ -81,7 +81,7 @@ def test_it_is_measured_beyond_the_budget_and_told_where_it_cannot_be() -> None:
     trial = ran(COARSE).trial
     failed = TrialResult(trial=trial, outcome=Outcome.OUT_OF_MEMORY_DEVICE, reason="CUDA0 is full.")
     runner = Comparing(failed)
-    text = said(runner, ran(COARSE), remaining_s=-3.0)
+    text = said(runner, ran(COARSE), left_s=-3.0)
     assert runner.asked[0]["timeout_s"] >= 30
     assert text.endswith("how that changes answers could not be measured: CUDA0 is full.")
 
