@@ -46,8 +46,8 @@ def ran(settings: Settings, prefill_tok_per_s: float = 1e6) -> TrialResult:
     return TrialResult(trial=trial, outcome=Outcome.OK, reason="", visits=(visit,))
 
 
-def said(runner: Comparing, result: TrialResult, remaining_s: float = 100.0) -> str:
-    return divergence_words(cast("Runner", runner), result, WORKLOAD, left_s=remaining_s)
+def said(runner: Comparing, result: TrialResult, left_s: float = 100.0) -> str:
+    return divergence_words(cast("Runner", runner), result, WORKLOAD, left_s=left_s)
 
 
 COARSE = SETTINGS.replace(type_k="q8_0", type_v="q8_0", flash_attn_type="enabled")
@@ -77,12 +77,18 @@ def test_a_slow_machine_reads_less(prefill_tok_per_s: float, n_prompt: int) -> N
     assert runner.asked[0]["n_prompt"] == n_prompt
 
 
-def test_it_is_measured_beyond_the_budget_and_told_where_it_cannot_be() -> None:
+def test_with_no_time_left_it_is_not_begun() -> None:
+    runner = Comparing(FOUND)
+    assert not said(runner, ran(COARSE), left_s=-3.0)
+    assert not runner.asked
+
+
+def test_it_is_told_where_it_cannot_be_measured() -> None:
     trial = ran(COARSE).trial
     failed = TrialResult(trial=trial, outcome=Outcome.OUT_OF_MEMORY_DEVICE, reason="CUDA0 is full.")
     runner = Comparing(failed)
-    text = said(runner, ran(COARSE), left_s=-3.0)
-    assert runner.asked[0]["timeout_s"] >= 30
+    text = said(runner, ran(COARSE), left_s=8.0)
+    assert runner.asked[0]["timeout_s"] <= 8
     assert text.endswith("how that changes answers could not be measured: CUDA0 is full.")
 
 
