@@ -110,12 +110,13 @@ def _threads(name: str) -> Callable[[Space, Settings], Iterator[Settings]]:
 
 
 def _other(name: str) -> Callable[[Space, Settings], Iterator[Settings]]:
-    """The other values of an axis, as a search would try them."""
+    """The other values of an axis, as a search would try them; the cache is kept away only where it lacks room."""
 
     def found(space: Space, settings: Settings) -> Iterator[Settings]:
-        if settings.offloads:
-            values = next(axis for axis in AXES if axis.name == name).values(space, start_settings(space))
-            for value in values:
+        base = start_settings(space)
+        values = next(axis for axis in AXES if axis.name == name).values(space, base)
+        for value in values if settings.offloads else ():
+            if name != "offload_kqv" or value == base.offload_kqv:
                 yield settings.replace(**{name: value})
 
     return found

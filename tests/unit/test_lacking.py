@@ -130,11 +130,12 @@ def refusal(**given: Any) -> UsageError:
 
 
 def test_layers_that_the_limit_cannot_hold_are_refused_with_their_footprint() -> None:
-    error = refusal(fixed={"n_gpu_layers": 13}, vram_limit_bytes=100 * MIB)
+    error = refusal(fixed={"n_gpu_layers": 13, "n_cpu_ffn": 0}, vram_limit_bytes=100 * MIB)
     assert "n_gpu_layers=13 takes at least 2" in str(error)
     assert "and --vram-limit allows 100 MiB; 5 layers on the device instead of 13 would be enough." in str(error)
     assert error.hint.startswith("use --set n_gpu_layers=5, or")
     check(request(fixed={"n_gpu_layers": 3}, vram_limit_bytes=100 * MIB), FACTS)
+    check(request(fixed={"n_gpu_layers": 13}, vram_limit_bytes=100 * MIB), FACTS)  # their feed-forward weights may stay
 
 
 def test_main_memory_that_holds_nothing_is_refused() -> None:
@@ -158,7 +159,7 @@ def test_limits_that_change_nothing_are_told() -> None:
     said = list(idle_limits(request(vram_limit_bytes=24 * GIB, limits=Limits(host_bytes=64 * GIB)), MACHINE))
     assert said == [
         "--vram-limit 24.0 GiB changes nothing: the devices have 23.0 GiB free.",
-        "--ram-limit 64.0 GiB changes nothing: 48.0 GiB are available.",
+        "--ram-limit 64.0 GiB changes nothing: 48.0 GiB are available now.",
     ]
     assert list(idle_limits(request(vram_limit_bytes=0), BARE_MACHINE)) == [
         "--vram-limit changes nothing: the engine lists no device."
