@@ -218,7 +218,7 @@ class Measuring:
             is_gone=self.is_gone,
             is_decided=self._is_decided() or (len(self.rounds) > 0 and len(finalists) < 2),
             is_plan_done=self.is_plan_done and len(finalists) < 2,
-            left_frac=self._remaining_s() / self.request.budget_s,
+            left_frac=self._remaining_s() / self.request.budget_s if self.request.budget_s else 0.0,
         )
         return True
 

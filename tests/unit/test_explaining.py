@@ -44,7 +44,7 @@ def named(found: Explanation) -> dict[str, Neighbour]:
 
 
 def swept(space: Space, noise_frac: float = 0.0, **engine: object) -> tuple[LawfulEngine, list[TrialResult]]:
-    made_up = LawfulEngine(space=space, wall_bytes=WALL_BYTES, noise_frac=noise_frac, **engine)  # type: ignore[arg-type]
+    made_up = LawfulEngine(space=space, wall_bytes=WALL_BYTES, noise_frac=noise_frac, **engine)
     return made_up, made_up.carry_out()
 
 
@@ -159,7 +159,7 @@ def test_no_more_context_is_asked_for_than_was_trained() -> None:
 @pytest.mark.parametrize("goal", [Goal.TURN, Goal.TTFT, Goal.DECODE])
 @pytest.mark.parametrize("facts", [FACTS, EXPERTS], ids=["dense", "experts"])
 def test_what_is_reckoned_is_true_where_the_law_is(goal: Goal, facts: object) -> None:
-    space = lawful_space(facts, goal=goal)  # type: ignore[arg-type]
+    space = lawful_space(facts, goal=goal)
     engine, results = swept(space, noise_frac=0.01)
     found, chosen = explained(space, results), answered(space, results).trial.settings
     reckoned = [one for one in found.neighbours if one.cost_ratio and one.cost_ratio.basis is Basis.CATALOGUE]
@@ -264,7 +264,7 @@ def test_a_law_that_cannot_be_reckoned_with_is_none() -> None:
         raise np.linalg.LinAlgError
 
     found = explain(
-        dataclasses.replace(SPACE, laws=broken),  # type: ignore[arg-type]
+        dataclasses.replace(SPACE, laws=broken),
         RESULTS,
         (),
         answered(SPACE, RESULTS),
@@ -386,3 +386,10 @@ def test_the_words_of_all_limits_are_whole(settings: Settings, n_prompt: int) ->
         assert not re.search(r"[{}]|each handing|\bNone\b", one.words)
         assert (one.n_bytes is None) != (" reads " in one.words or " copies " in one.words)
         assert 0.05 <= one.share_frac <= 1
+
+
+def test_over_two_devices_what_ran_out_of_memory_is_heeded_too() -> None:
+    halves = (500 * MIB, 500 * MIB)
+    space = dataclasses.replace(SPACE, n_devices=2, device_names=("RPC0", "RPC1"), device_free_bytes=halves)
+    ended = tried(CHOSEN.replace(n_gpu_layers=space.everything), Outcome.OUT_OF_MEMORY_DEVICE)
+    assert explained(space, [tried(CHOSEN), ended]).neighbours
