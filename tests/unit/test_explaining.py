@@ -44,7 +44,7 @@ def named(found: Explanation) -> dict[str, Neighbour]:
 
 
 def swept(space: Space, noise_frac: float = 0.0, **engine: object) -> tuple[LawfulEngine, list[TrialResult]]:
-    made_up = LawfulEngine(space=space, wall_bytes=WALL_BYTES, noise_frac=noise_frac, **engine)
+    made_up = LawfulEngine(space=space, wall_bytes=WALL_BYTES, noise_frac=noise_frac, **engine)  # type: ignore[arg-type]
     return made_up, made_up.carry_out()
 
 
@@ -159,7 +159,7 @@ def test_no_more_context_is_asked_for_than_was_trained() -> None:
 @pytest.mark.parametrize("goal", [Goal.TURN, Goal.TTFT, Goal.DECODE])
 @pytest.mark.parametrize("facts", [FACTS, EXPERTS], ids=["dense", "experts"])
 def test_what_is_reckoned_is_true_where_the_law_is(goal: Goal, facts: object) -> None:
-    space = lawful_space(facts, goal=goal)
+    space = lawful_space(facts, goal=goal)  # type: ignore[arg-type]
     engine, results = swept(space, noise_frac=0.01)
     found, chosen = explained(space, results), answered(space, results).trial.settings
     reckoned = [one for one in found.neighbours if one.cost_ratio and one.cost_ratio.basis is Basis.CATALOGUE]
@@ -264,7 +264,7 @@ def test_a_law_that_cannot_be_reckoned_with_is_none() -> None:
         raise np.linalg.LinAlgError
 
     found = explain(
-        dataclasses.replace(SPACE, laws=broken),
+        dataclasses.replace(SPACE, laws=broken),  # type: ignore[arg-type]
         RESULTS,
         (),
         answered(SPACE, RESULTS),
