@@ -160,7 +160,7 @@ class Measuring:
                 self.foresight.beside(self.space), trial.settings, self.results, self.plan.n_steps
             )
             plan = dataclasses.replace(self.plan, n_visits=n_visits)
-            result = self.undisturbed.run(trial, plan, timeout_s=self._trial_s())
+            result = self.undisturbed.run(trial, plan, timeout_s=self._trial_s(trial))
             self.running = None
             result = dataclasses.replace(result, device_predicted_bytes=predicted, expected=expected)
             if self._is_excused(result):
@@ -332,10 +332,12 @@ class Measuring:
             self.listen(Said(text=f"The sweep ends here: {result.reason}. What was measured before stands."))
         return self.is_gone
 
-    def _trial_s(self) -> float:
+    def _trial_s(self, trial: Trial) -> float:
         """Time a trial may take: all there is for the first answer, later a share, so that no loser eats the rest."""
         remaining_s = max(0.0, self._remaining_s())
-        return remaining_s if self.best() is None else remaining_s * search.TRIAL_SHARE
+        if self.best() is None:
+            return remaining_s
+        return search.most_s(self.foresight.beside(self.space), trial, self.results, remaining_s)
 
     def _must_compare_now(self) -> bool:
         """Whether one more trial would take the time of the rounds that a verdict needs."""
@@ -352,7 +354,7 @@ class Measuring:
 
     def _needs_knobs(self, trial: Trial) -> bool:
         """Whether a self-test has found just now that this engine build needs something to live; then it is kept."""
-        knobs = self.living.knobs_found(trial.settings, timeout_s=self._trial_s())
+        knobs = self.living.knobs_found(trial.settings, timeout_s=self._trial_s(trial))
         if not knobs:
             return False
         self.space = dataclasses.replace(self.space, kept={**self.space.kept, **knobs})

@@ -43,7 +43,7 @@ from offloadtune.search.cost import (
     visit_cost,
 )
 from offloadtune.search.expecting import expected
-from offloadtune.search.pacing import TRIAL_SHARE, must_compare, n_visits, round_s
+from offloadtune.search.pacing import TRIAL_SHARE, most_s, must_compare, n_visits, round_s
 from offloadtune.search.plan import candidates, finalists, next_trial
 from offloadtune.search.remedies import Lack, Remedy, remedies
 from offloadtune.search.skipping import skipped
@@ -88,6 +88,7 @@ __all__ = [
     "limits_reached",
     "llama_defaults",
     "measured",
+    "most_s",
     "must_compare",
     "n_visits",
     "next_trial",

@@ -21,6 +21,7 @@ from offloadtune.speeds import Phase
 TRIAL_SHARE = 0.4
 """Of the time left a trial may take so much, once there is an answer: no loser is to eat the rest."""
 
+_LAST_SHARE = 0.8
 _BASELINE_SHARE = 0.1
 """A baseline that takes more of the time left waits until nothing better is to be done with it."""
 _SURE_TIMES = 2.0
@@ -67,16 +68,23 @@ def in_time(space: Space, trial: Trial | None, results: Sequence[TrialResult], r
 
 
 def baseline_put_off(space: Space, results: Sequence[TrialResult], remaining_s: float) -> Trial | None:
-    """A baseline not tried yet that can still end in its time."""
+    """A baseline not tried yet that can still end in the time left, where nothing else is worth it."""
     tried = {result.trial.settings for result in results}
     left = {
         trial: seconds
         for trial in baseline_trials(space).values()
         if trial.settings not in tried
         and can_hold(space, trial.settings)
-        and (seconds := expected_s(space, trial.settings, results)) * _SURE_TIMES < TRIAL_SHARE * remaining_s
+        and (seconds := expected_s(space, trial.settings, results)) < _LAST_SHARE * remaining_s
     }
     return min(left, key=lambda trial: left[trial], default=None)
+
+
+def most_s(space: Space, trial: Trial, results: Sequence[TrialResult], remaining_s: float) -> float:
+    """What `trial` may take of the time left, once there is an answer: most of it where a baseline is all there is."""
+    is_baseline = any(trial.settings == one.settings for one in baseline_trials(space).values())
+    is_last = is_baseline and baseline_due(space, results, remaining_s) is None
+    return remaining_s * (_LAST_SHARE if is_last else TRIAL_SHARE)
 
 
 def expected_s(space: Space, settings: Settings, results: Sequence[TrialResult]) -> float:
@@ -132,6 +140,8 @@ def must_compare(
     Not before the CPU alone and the defaults ran, unless there is no time for them; the other baselines are tried where
     there is.
     """
+    if len(compared) < 2:
+        return False
     due = baseline_due(space, results, remaining_s)
     baselines = baseline_trials(space)
     if due is not None and due.settings in {baselines[name].settings for name in ("cpu_only", "default")}:
