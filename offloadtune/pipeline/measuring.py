@@ -138,9 +138,7 @@ class Measuring:
         while trial := self._next_trial():
             if self.is_gone or self._remaining_s() <= 0 or self._must_compare_now():
                 return
-            if self._has_changed(trial):
-                continue
-            if self._needs_knobs(trial):
+            if self._has_changed(trial) or self._needs_knobs(trial):
                 continue
             self.listen(
                 TrialStarted(

@@ -37,7 +37,8 @@ _TINY_S = 1e-12
 _FORM_FRAC = 0.3
 """How far the law's form may be wrong (standard deviation) where the time is made up otherwise altogether.
 
-With it 90 of 100 steps lie inside their intervals on simulated machines, whose truth has another form than the law.
+With it at least eight of ten steps lie inside their intervals on simulated machines, whose truth has another form than
+the law (tests/unit/test_simulated_steps.py).
 """
 
 _NO_LAW = "there is no law of this machine's speed that could be reckoned with"

@@ -22,6 +22,7 @@ TRIAL_SHARE = 0.4
 """Of the time left a trial may take so much, once there is an answer: no loser is to eat the rest."""
 
 _LAST_SHARE = 0.8
+"""A baseline may take so much of the time left where nothing else is to be done with it."""
 _BASELINE_SHARE = 0.1
 """A baseline that takes more of the time left waits until nothing better is to be done with it."""
 _SURE_TIMES = 2.0
